@@ -1,8 +1,57 @@
-"""The invariants of a spillable channel, and the places of its events."""
+"""Spillable channels on a simulated disk, their invariants, and the places of their events."""
+
+from dataclasses import dataclass, field
+from typing import Any
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.spillable import SpillableCommitter
 from tests.channel_events import check_accounts, numbered
+from tests.simulated_channels import DATA, SimulatedChannel, open_simulated_channel, small_spillable_limits
+from tests.simulated_disk import SimulatedDisk
+
+
+@dataclass
+class Opened:
+    """Spillable channels on one disk, one after the other.
+
+    Attributes:
+        now: The one that is open.
+    """
+
+    disk: SimulatedDisk = field(default_factory=lambda: SimulatedDisk([DATA]))
+    now: SimulatedChannel = field(init=False)
+
+    async def open(self, **limits: Any) -> Channel:
+        """Opens the channel with these limits; see `small_spillable_limits`."""
+        self.now = await open_simulated_channel(self.disk, small_spillable_limits(**limits))
+        return self.now.channel
+
+    async def stop_and_open(self, **limits: Any) -> Channel:
+        """Closes the channel as a server that stops does."""
+        await self.now.close()
+        return await self.open(**limits)
+
+    async def kill(self, **limits: Any) -> Channel:
+        """Kills the process; everything written stays."""
+        self.now.abandon()
+        self.disk = self.disk.copy()
+        return await self.open(**limits)
+
+    async def cut_power(self, **limits: Any) -> Channel:
+        """Cuts the power; everything synced stays."""
+        self.now.abandon()
+        self.disk = self.disk.crashed(1)
+        return await self.open(**limits)
+
+    def remove_checkpoints(self) -> None:
+        """Removes the checkpoints from the disk."""
+        for path in self.disk.paths():
+            if path.name.startswith("checkpoint"):
+                self.disk.remove(path)
+
+    def written_since(self, call_count: int) -> list[str]:
+        """The calls that changed the disk after the first `call_count` ones."""
+        return [call.kind for call in self.disk.calls[call_count:] if call.kind not in {"read", "free_bytes"}]
 
 
 def in_memory(channel: Channel) -> list[int]:

@@ -1,13 +1,15 @@
 """The asynchronous tests in this directory run on the virtual clock, except in modules whose tests have threads."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
 from tests.file_channels import DATA
 from tests.log_histories import make_small
+from tests.simulated_channels import make_simple
 from tests.simulated_disk import SimulatedDisk
+from tests.spillable_channels import Opened, check_share
 from tests.virtual_clock import VirtualClockLoop, WallClock
 
 
@@ -29,6 +31,16 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SimulatedDisk:
     """An empty disk, on which logs reserve little space."""
     make_small(monkeypatch)
     return SimulatedDisk([DATA])
+
+
+@pytest.fixture
+async def opened(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opened]:
+    """A simulated disk for spillable channels; the invariants of the last one are checked."""
+    make_simple(monkeypatch)
+    opened = Opened()
+    yield opened
+    check_share(opened.now.channel)
+    opened.now.abandon()
 
 
 @pytest.fixture(autouse=True)

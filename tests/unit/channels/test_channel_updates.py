@@ -6,7 +6,7 @@ import pytest
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.commit import Receipt
-from millrace_server.errors import ChannelFullError, ChannelNotFoundError, TxnCapacityError
+from millrace_server.errors import ChannelFullError, ChannelNotFoundError, MillraceError, TxnCapacityError
 from tests.channel_events import (
     append,
     begin,
@@ -116,3 +116,25 @@ async def test_update_that_waits_when_the_channel_is_deleted_fails_at_once(chann
     with pytest.raises(ChannelNotFoundError):
         await call.result()
     assert now() == 0
+
+
+async def test_commit_waits_no_longer_than_the_keep_alive_in_force() -> None:
+    """A new configuration applies to later calls."""
+    channel = open_channel(capacity=10)
+    await channel.update(limits_of(capacity=1, keep_alive_seconds=7))
+    await append(channel, b"a")
+    with pytest.raises(MillraceError, match="in 7 s"):
+        await append(channel, b"b")
+    assert now() == 7
+
+
+async def test_enforce_puts_limits_in_force_whatever_is_held(channel: Channel) -> None:
+    """The channel may then exceed its limits; it accepts no more events, and returns all."""
+    channel.enforce(limits_of(capacity=2, keep_alive_seconds=0))
+    assert channel.config.capacity == 2
+    with pytest.raises(MillraceError, match="holds 3 events of 2"):
+        await append(channel, b"f")
+    await channel.transactions.commit([await begin_with_takes(channel, 2)], None)
+    channel.enforce(limits_of(capacity=10))
+    await append(channel, b"f")
+    check_accounts(channel)

@@ -1,7 +1,7 @@
 """The state of a spillable channel after a crash, and what it must not report as stored."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,65 +12,10 @@ from millrace_server.channels.commit import CommitState
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import LeaseExpiredError, SequenceGoneError, TxnNotFoundError, TxnStateError
-from tests.channel_events import (
-    append,
-    begin,
-    begin_with_puts,
-    begin_with_takes,
-    bodies_of,
-    consume,
-    queued,
-    stored,
-)
-from tests.simulated_channels import (
-    DATA,
-    SimulatedChannel,
-    make_simple,
-    open_simulated_channel,
-    small_spillable_limits,
-)
+from tests.channel_events import append, begin, begin_with_puts, begin_with_takes, bodies_of, consume, queued, stored
+from tests.simulated_channels import open_simulated_channel, small_spillable_limits
 from tests.simulated_disk import SimulatedDisk
-from tests.spillable_channels import check_share
-
-Open = Callable[..., Any]
-
-
-class Crashing:
-    """A spillable channel whose process is killed, or whose power is cut, repeatedly."""
-
-    def __init__(self) -> None:
-        self.disk = SimulatedDisk([DATA])
-        self.opened: SimulatedChannel
-
-    async def open(self, **limits: Any) -> Channel:
-        self.opened = await open_simulated_channel(self.disk, small_spillable_limits(**limits))
-        return self.opened.channel
-
-    async def kill(self, **limits: Any) -> Channel:
-        """Kills the process; everything written stays."""
-        self.opened.abandon()
-        self.disk = self.disk.copy()
-        return await self.open(**limits)
-
-    async def cut_power(self, **limits: Any) -> Channel:
-        """Cuts the power; everything synced stays."""
-        self.opened.abandon()
-        self.disk = self.disk.crashed(1)
-        return await self.open(**limits)
-
-    def remove_checkpoints(self) -> None:
-        for path in self.disk.paths():
-            if path.name.startswith("checkpoint"):
-                self.disk.remove(path)
-
-
-@pytest.fixture
-async def crashing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crashing]:
-    make_simple(monkeypatch)
-    crashing = Crashing()
-    yield crashing
-    check_share(crashing.opened.channel)
-    crashing.opened.abandon()
+from tests.spillable_channels import Opened
 
 
 async def consume_loan(channel: Channel) -> list[bytes]:
@@ -86,25 +31,25 @@ def accepted(channel: Channel, producer_id: str = "p") -> list[tuple[int, int]]:
     return list(channel._contents.ledger.intervals_of(producer_id))
 
 
-@pytest.mark.parametrize("crash", [Crashing.kill, Crashing.cut_power])
-async def test_crash_loses_what_is_in_memory_and_nothing_of_the_log(crashing: Crashing, crash: Open) -> None:
+@pytest.mark.parametrize("crash", [Opened.kill, Opened.cut_power])
+async def test_crash_loses_what_is_in_memory_and_nothing_of_the_log(opened: Opened, crash: Callable[..., Any]) -> None:
     """The oldest events are lost, and the remaining ones are in order without a gap."""
-    channel = await crashing.open(memory_capacity=2)
+    channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c")
     await append(channel, b"d", b"e")
-    channel = await crash(crashing)
+    channel = await crash(opened)
     assert [(batch.first_sequence, batch.count) for batch in channel._contents.queue] == [(3, 3)]
     assert await consume(channel) == [b"c", b"d", b"e"]
 
 
-@pytest.mark.parametrize("crash", [Crashing.kill, Crashing.cut_power])
+@pytest.mark.parametrize("crash", [Opened.kill, Opened.cut_power])
 async def test_crash_assigns_no_sequence_twice(
-    crashing: Crashing, crash: Open, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, crash: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sequences of lost events are not reused either: a consumer must not confuse them with others."""
     monkeypatch.setattr(memory_tier, "RESERVED_AHEAD", 40)
-    channel = await crashing.open(memory_capacity=3, transaction_capacity=4)
+    channel = await opened.open(memory_capacity=3, transaction_capacity=4)
     given: set[int] = set()
     for number in range(60):
         for size in (1, 1, 1 + number % 4):
@@ -115,30 +60,30 @@ async def test_crash_assigns_no_sequence_twice(
             if number % 3:
                 await consume(channel, 2)
         if number % 7 == 0:
-            channel = await crash(crashing, memory_capacity=3, transaction_capacity=4)
+            channel = await crash(opened, memory_capacity=3, transaction_capacity=4)
         if number % 11 == 0:
-            await crashing.opened.checkpoint()
+            await opened.now.checkpoint()
 
 
-async def test_crash_without_use_and_a_stop_after_it_skip_nothing_more(crashing: Crashing) -> None:
+async def test_crash_without_use_and_a_stop_after_it_skip_nothing_more(opened: Opened) -> None:
     """A stop knows which sequences were assigned, and releases the reserve."""
-    channel = await crashing.open()
+    channel = await opened.open()
     await append(channel, b"lost")
-    channel = await crashing.kill()
+    channel = await opened.kill()
     first = (await append(channel, b"a")).first_sequence
     assert first == memory_tier.RESERVED_AHEAD + 1
     for _ in range(2):
-        await crashing.opened.close()
-        channel = await crashing.open()
+        await opened.now.close()
+        channel = await opened.open()
     assert (await append(channel, b"b")).first_sequence == first + 1
 
 
-async def test_crash_forgets_the_stamps_of_what_is_lost(crashing: Crashing) -> None:
+async def test_crash_forgets_the_stamps_of_what_is_lost(opened: Opened) -> None:
     """Lost events that a producer sends again are stored; events in the log are not stored twice."""
-    channel = await crashing.open(memory_capacity=2)
+    channel = await opened.open(memory_capacity=2)
     await append(channel, b"1", b"2", stamp=Stamp("p", 1, 2))
     await append(channel, b"3", b"4", stamp=Stamp("p", 3, 4))
-    channel = await crashing.kill()
+    channel = await opened.kill()
     assert accepted(channel) == [(3, 4)]
     receipt = await append(channel, b"1", b"2", b"3", b"4", stamp=Stamp("p", 1, 4))
     assert receipt.is_deduplicated
@@ -146,64 +91,64 @@ async def test_crash_forgets_the_stamps_of_what_is_lost(crashing: Crashing) -> N
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-async def test_checkpoint_reports_stamps_of_what_has_left_memory(crashing: Crashing, *, is_whole: bool) -> None:
+async def test_checkpoint_reports_stamps_of_what_has_left_memory(opened: Opened, *, is_whole: bool) -> None:
     """A commit is permanent once its last event was consumed; until then a crash undoes all of it."""
-    channel = await crashing.open(memory_capacity=5)
+    channel = await opened.open(memory_capacity=5)
     stamp = Stamp("p", 1, 1) if is_whole else Stamp("p", 1, 2)
     await append(channel, b"1", b"2", stamp=stamp)
     await append(channel, b"3", stamp=Stamp("p", 3, 3))
     await consume(channel, 1)
-    await crashing.opened.checkpoint()
-    assert accepted(await crashing.kill()) == []
-    channel = await crashing.open(memory_capacity=5)
+    await opened.now.checkpoint()
+    assert accepted(await opened.kill()) == []
+    channel = await opened.open(memory_capacity=5)
     await append(channel, b"1", b"2", stamp=stamp)
     await append(channel, b"3", stamp=Stamp("p", 3, 3))
     await consume(channel, 2)
-    await crashing.opened.checkpoint()
-    crashing.remove_checkpoints()
-    assert accepted(await crashing.kill()) == [(stamp.first, stamp.last)]
+    await opened.now.checkpoint()
+    opened.remove_checkpoints()
+    assert accepted(await opened.kill()) == [(stamp.first, stamp.last)]
 
 
-async def test_commit_to_the_log_calls_no_lost_repeat_stored(crashing: Crashing) -> None:
+async def test_commit_to_the_log_calls_no_lost_repeat_stored(opened: Opened) -> None:
     """Repetitions of events in memory are lost with those events; its own events are not."""
-    channel = await crashing.open(memory_capacity=3)
+    channel = await opened.open(memory_capacity=3)
     await append(channel, b"2", b"4", stamp=None)
     await append(channel, b"2", stamp=Stamp("p", 2, 2))
     await append(channel, b"1", b"2", b"3", stamp=Stamp("p", 1, 3))
     assert queued(channel) == [b"2", b"4", b"2", b"1", b"3"]
-    channel = await crashing.kill()
+    channel = await opened.kill()
     assert accepted(channel) == [(1, 1), (3, 3)]
     assert queued(channel) == [b"1", b"3"]
 
 
-async def test_append_of_nothing_with_a_stamp_is_remembered_with_the_next_checkpoint(crashing: Crashing) -> None:
+async def test_append_of_nothing_with_a_stamp_is_remembered_with_the_next_checkpoint(opened: Opened) -> None:
     """Nothing can be lost of it; while the log contains events, the stamp is written at once."""
-    channel = await crashing.open(memory_capacity=1)
+    channel = await opened.open(memory_capacity=1)
     await channel.appends.append([], Stamp("p", 1, 5))
-    await crashing.opened.checkpoint()
-    channel = await crashing.kill(memory_capacity=1)
+    await opened.now.checkpoint()
+    channel = await opened.kill(memory_capacity=1)
     assert accepted(channel) == [(1, 5)]
     await append(channel, b"a", b"b")
     await channel.appends.append([], Stamp("p", 6, 9))
-    assert accepted(await crashing.kill()) == [(1, 9)]
+    assert accepted(await opened.kill()) == [(1, 9)]
 
 
-async def test_commit_again_after_a_crash_that_lost_it_finds_no_transaction(crashing: Crashing) -> None:
+async def test_commit_again_after_a_crash_that_lost_it_finds_no_transaction(opened: Opened) -> None:
     """The caller does not learn that it is committed; if its events are in the log, it is."""
-    channel = await crashing.open(memory_capacity=2)
+    channel = await opened.open(memory_capacity=2)
     lost, kept = begin_with_puts(channel, b"a"), begin_with_puts(channel, b"b", b"c")
     await channel.transactions.commit([lost], None)
     await channel.transactions.commit([kept], None)
-    await crashing.opened.checkpoint()
-    channel = await crashing.kill(memory_capacity=2)
+    await opened.now.checkpoint()
+    channel = await opened.kill(memory_capacity=2)
     with pytest.raises(TxnNotFoundError):
         await channel.transactions.commit([lost], None)
     assert (await channel.transactions.commit([kept], None)).first_sequence == 2
 
 
-async def test_checkpoint_reports_how_transactions_ended(crashing: Crashing) -> None:
+async def test_checkpoint_reports_how_transactions_ended(opened: Opened) -> None:
     """Rolled back and expired transactions, and those whose events have left memory, are in it and in the log."""
-    channel = await crashing.open(memory_capacity=2)
+    channel = await opened.open(memory_capacity=2)
     committed = begin_with_puts(channel, b"a")
     await channel.transactions.commit([committed], None)
     taker = await begin_with_takes(channel, 1)
@@ -211,9 +156,9 @@ async def test_checkpoint_reports_how_transactions_ended(crashing: Crashing) -> 
     rolled_back, expired = begin(channel), begin(channel, lease_seconds=1.0)
     channel.transactions.rollback(rolled_back)
     await asyncio.sleep(2.0)
-    await crashing.opened.checkpoint()
-    crashing.remove_checkpoints()
-    channel = await crashing.kill()
+    await opened.now.checkpoint()
+    opened.remove_checkpoints()
+    channel = await opened.kill()
     assert (await channel.transactions.commit([committed], None)).first_sequence == 1
     assert (await channel.transactions.commit([taker], None)).first_sequence == 0
     with pytest.raises(TxnStateError):
@@ -222,33 +167,33 @@ async def test_checkpoint_reports_how_transactions_ended(crashing: Crashing) -> 
         channel.transactions.put(expired, [stored(b"x")], None)
 
 
-async def test_crash_after_takes_from_both_parts_brings_nothing_back(crashing: Crashing) -> None:
+async def test_crash_after_takes_from_both_parts_brings_nothing_back(opened: Opened) -> None:
     """One commit removed both; its record contains the events of the log."""
-    channel = await crashing.open(memory_capacity=2)
+    channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c", b"d")
     await consume(channel, 3)
-    channel = await crashing.kill()
+    channel = await opened.kill()
     assert queued(channel) == [b"d"]
 
 
-async def test_crash_in_a_transaction_that_has_taken_from_both_parts_loses_memory_only(crashing: Crashing) -> None:
+async def test_crash_in_a_transaction_that_has_taken_from_both_parts_loses_memory_only(opened: Opened) -> None:
     """Events taken from the log are in their places again."""
-    channel = await crashing.open(memory_capacity=2)
+    channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b")
     await append(channel, b"c", b"d")
     await begin_with_takes(channel, 3)
-    channel = await crashing.kill()
+    channel = await opened.kill()
     assert queued(channel) == [b"c", b"d"]
 
 
-async def test_claim_after_a_crash_continues_behind_what_is_lost(crashing: Crashing) -> None:
+async def test_claim_after_a_crash_continues_behind_what_is_lost(opened: Opened) -> None:
     """Its epoch survives; unread events are lost, which is reported; acknowledgements continue after the gap."""
-    channel = await crashing.open(memory_capacity=2)
+    channel = await opened.open(memory_capacity=2)
     claim = await channel.claim("r", 30.0, takeover=False)
     await append(channel, b"a", b"b")
     await append(channel, b"c")
-    channel = await crashing.kill(memory_capacity=2)
+    channel = await opened.kill(memory_capacity=2)
     renewed = await channel.claim("r", 30.0, takeover=False)
     assert renewed.epoch == claim.epoch
     with pytest.raises(SequenceGoneError):
@@ -261,77 +206,77 @@ async def test_claim_after_a_crash_continues_behind_what_is_lost(crashing: Crash
     assert not channel._contents.capacity.event_count
 
 
-async def test_crash_with_memory_behind_the_log_leaves_a_gap_and_the_order(crashing: Crashing) -> None:
+async def test_crash_with_memory_behind_the_log_leaves_a_gap_and_the_order(opened: Opened) -> None:
     """Memory takes what it can while the disk is full; later events follow behind."""
-    channel = await crashing.open(memory_capacity=2)
+    channel = await opened.open(memory_capacity=2)
     await append(channel, b"a", b"b", b"c")
     channel.enforce(small_spillable_limits(memory_capacity=2, min_free_bytes=1 << 41))
     await append(channel, b"lost", stamp=Stamp("p", 1, 1))
     await asyncio.sleep(60.0)
     channel.enforce(small_spillable_limits(memory_capacity=2))
     await append(channel, b"e", stamp=Stamp("p", 2, 2))
-    channel = await crashing.kill()
+    channel = await opened.kill()
     assert [(batch.first_sequence, batch.count) for batch in channel._contents.queue] == [(1, 3), (5, 1)]
     assert accepted(channel) == [(2, 2)]
 
 
 async def test_crash_in_the_midst_of_a_stop_keeps_what_was_written(
-    crashing: Crashing, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest is lost as in any crash; its stamps are forgotten, and those of written events may be."""
     monkeypatch.setattr("millrace_server.channels.spillable._SPILL_BYTES", 1)
-    channel = await crashing.open(memory_capacity=4)
+    channel = await opened.open(memory_capacity=4)
     for number in range(4):
         await append(channel, b"%d" % number, stamp=Stamp("p", number, number))
     disks: list[SimulatedDisk] = []
-    crashing.disk.before_call = lambda _kind, _name: disks.append(crashing.disk.copy())
-    await crashing.opened.close()
-    crashing.disk.before_call = lambda _kind, _name: None
+    opened.disk.before_call = lambda _kind, _name: disks.append(opened.disk.copy())
+    await opened.now.close()
+    opened.disk.before_call = lambda _kind, _name: None
     kept_counts = set()
     for disk in disks:
-        opened = await open_simulated_channel(disk, small_spillable_limits())
-        bodies = queued(opened.channel)
+        again = await open_simulated_channel(disk, small_spillable_limits())
+        bodies = queued(again.channel)
         assert bodies == [b"%d" % number for number in range(len(bodies))]
-        stamped = {number for first, last in accepted(opened.channel) for number in range(first, last + 1)}
+        stamped = {number for first, last in accepted(again.channel) for number in range(first, last + 1)}
         assert stamped <= set(range(len(bodies)))
         kept_counts.add(len(bodies))
-        opened.abandon()
+        again.abandon()
     assert kept_counts == {0, 1, 2, 3, 4}
 
 
-async def test_checkpoint_of_a_channel_in_memory_that_has_not_changed_writes_nothing(crashing: Crashing) -> None:
+async def test_checkpoint_of_a_channel_in_memory_that_has_not_changed_writes_nothing(opened: Opened) -> None:
     """Events in memory are not part of a checkpoint, so an idle disk stays idle."""
-    channel = await crashing.open(memory_capacity=9)
-    await crashing.opened.checkpoint()
-    call_count = len(crashing.disk.calls)
+    channel = await opened.open(memory_capacity=9)
+    await opened.now.checkpoint()
+    call_count = len(opened.disk.calls)
     await append(channel, b"a", b"b")
     loan_count = len(await consume_loan(channel))
-    await crashing.opened.checkpoint()
+    await opened.now.checkpoint()
     assert loan_count == 2
-    assert len(crashing.disk.calls) == call_count
+    assert len(opened.disk.calls) == call_count
     await append(channel, b"c", stamp=Stamp("p", 1, 1))
-    await crashing.opened.checkpoint()
-    assert len(crashing.disk.calls) > call_count
+    await opened.now.checkpoint()
+    assert len(opened.disk.calls) > call_count
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 async def test_small_commits_in_the_log_are_runs_that_a_graceful_stop_and_a_kill_keep(
-    crashing: Crashing, *, has_checkpoint: bool
+    opened: Opened, *, has_checkpoint: bool
 ) -> None:
     """What the stop writes from memory lies between them in the log, and is in no run."""
-    channel = await crashing.open()
+    channel = await opened.open()
     for number in range(8):
         await append(channel, b"%d" % number)
     assert [batch.count for batch in channel._contents.queue] == [1, 1, 1, 5]
-    await crashing.opened.close()
+    await opened.now.close()
     if not has_checkpoint:
-        crashing.remove_checkpoints()
-    channel = await crashing.open()
+        opened.remove_checkpoints()
+    channel = await opened.open()
     for number in range(8, 12):
         await append(channel, b"%d" % number)
     assert [batch.count for batch in channel._contents.queue] == [1, 1, 1, 5, 4]
     assert await consume(channel, 6) == [b"%d" % number for number in range(6)]
     if not has_checkpoint:
-        crashing.remove_checkpoints()
-    channel = await crashing.kill()
+        opened.remove_checkpoints()
+    channel = await opened.kill()
     assert queued(channel) == [b"%d" % number for number in range(6, 12)]
