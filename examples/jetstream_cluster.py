@@ -116,8 +116,8 @@ class Node:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on after `halt`."""
-        assert self._process is not None, "a node that goes on runs"
+        """Lets it continue after `halt`."""
+        assert self._process is not None, "a node that continues runs"
         self._process.send_signal(signal.SIGCONT)
 
     def told(self, path: str) -> dict[str, Any] | None:

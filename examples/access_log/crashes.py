@@ -9,7 +9,7 @@ from rich.console import Console
 from examples.access_log.local_server import LocalServer
 
 Crash = Callable[[], str]
-"""Kills something, waits until its work goes on, and returns a sentence about it."""
+"""Kills something, waits until its work continues, and returns a sentence about it."""
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class Job:
             is_good = replacement.is_whole = account.is_equal and not queued_count
         self.console.print(f"The Parquet is in {self.rows_folder}", soft_wrap=True, markup=False)
         if is_good:
-            self.console.print("Every line is landed, once, and acknowledged: both channels are empty.")
+            self.console.print("Every line was landed once and acknowledged; both channels are empty.")
         else:
             self.console.print(f"[bold red]The account is not equal[/]; {queued_count:,} events are not acknowledged.")
             if replacement.earlier.exists():
@@ -137,7 +137,7 @@ class Job:
                     return
             self.console.print(
                 f"Killed the landing (SIGKILL) when {_acknowledged_count(collector) - before:,} lines were "
-                "acknowledged; the next one goes on from its checkpoint",
+                "acknowledged; the next one continues from its checkpoint",
                 soft_wrap=True,
             )
         with local_landing(plan) as landing:

@@ -23,7 +23,7 @@ def throughput(costs: Costs) -> str:
             points.append((count, stored * costs.batch_events / load.seconds))
             print(f"{name}: {count} servers, {points[-1][1]:,.0f} events/s")  # noqa: T201 - figures for the page
         lines.append(Line(name, points))
-    return line_chart("Events per second, offered 80 % of what the servers can carry", "servers", lines)
+    return line_chart("Events per second, offered 80% of what the servers can carry", "servers", lines)
 
 
 def troubles(costs: Costs) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from millrace_server.agent.components import ComponentKind
+from millrace_server.channels.queue import TakeLimits
 from millrace_server.configuration.settings import check_settings
 from millrace_server.console import flow
 from tests.unit.console.served_console import ServedConsole, append, served_console
@@ -60,11 +61,15 @@ async def test_flow_shows_where_it_stalls(flowing: ServedConsole) -> None:
     """At the component that fails, and at the channel that is full; the reason is that of the overview."""
     [sink] = [one for one in flowing.components if one.name == "out"]
     sink.mark_failed("the target does not exist")
-    await append(flowing.registry.get("orders"), *[({}, b"x")] * 5)
+    orders = flowing.registry.get("orders")
+    await append(orders, *[({}, b"x")] * 5)
+    await orders.deliveries.deliver(TakeLimits(events_max=2))
     graph = await flowing.read("/api/flow")
     nodes = {node["key"]: node for node in graph["nodes"]}
     assert (nodes["sinks/out"]["severity"], nodes["sinks/out"]["reason"]) == ("error", "the target does not exist")
-    assert (nodes["channels/orders"]["severity"], nodes["channels/orders"]["fill"]) == ("error", 1.0)
+    full = nodes["channels/orders"]
+    assert (full["severity"], full["fill"]) == ("error", 1.0)
+    assert (full["queued_events"], full["taken_events"]) == (3, 2)
     stalled = {(edge["from"], edge["to"]) for edge in graph["edges"] if edge["is_stalled"]}
     assert {("sources/in", "channels/orders"), ("channels/orders", "sinks/out")} <= stalled
 

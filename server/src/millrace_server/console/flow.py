@@ -61,6 +61,7 @@ def _channel(reading: ChannelReading, dead_letter_channels: set[str]) -> Live:
         "rate": reading.rates.put,
         "take_rate": reading.rates.take,
         "queued_events": reading.gauges and reading.gauges.queued_events,
+        "taken_events": reading.gauges and reading.gauges.taken_events,
         "fill": reading.fill,
     } | _trouble(trouble_of_channel(reading, dead_letter_channels))
 

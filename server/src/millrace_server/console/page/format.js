@@ -18,9 +18,9 @@ export const compact = (value) => (isKnown(value) ? short.format(value) : NONE);
 
 export const percent = (fraction) => {
     if (!isKnown(fraction)) return NONE;
-    if (fraction === 0) return "0 %";
-    if (fraction < 0.001) return "< 0.1 %";
-    return `${(100 * fraction).toFixed(fraction < 0.1 ? 1 : 0)} %`;
+    if (fraction === 0) return "0%";
+    if (fraction < 0.001) return "< 0.1%";
+    return `${(100 * fraction).toFixed(fraction < 0.1 ? 1 : 0)}%`;
 };
 
 // Events a second.

@@ -1,4 +1,5 @@
-// The flow graph: from sources through channels to sinks, with live rates, and where it stalls.
+// The flow graph: from sources through channels to sinks, with live rates, and where events are held up.
+import { depthOf } from "../channel_row.js";
 import { aroundMatches, layOut, NODE, withoutQuiet } from "../flow_layout.js";
 import { compact, percent, rate } from "../format.js";
 import { classes, Component, html } from "../html.js";
@@ -82,12 +83,12 @@ function Node({ node, edges }) {
     const address = addressOf(node);
     const look = classes("node", node.kind, lookOf(node.severity));
     const onward = edges.filter(({ from }) => from === node.key);
-    const isStalled = node.kind === "channel" && onward.length > 0 && onward.every(({ is_stalled }) => is_stalled);
+    const isHeldUp = node.kind === "channel" && onward.length > 0 && onward.every(({ is_stalled }) => is_stalled);
     const content = html` <strong>${titleOf(node)}</strong>
         <span class="muted small">${figureOf(node)}</span>
         <span class="small"
             >${
-                node.state && html`<${State} state=${isStalled ? "stalled" : node.state} severity=${node.severity} /> `
+                node.state && html`<${State} state=${isHeldUp ? "held up" : node.state} severity=${node.severity} /> `
             }<span class="muted">${detailOf(node)}</span></span
         >
         ${
@@ -110,4 +111,4 @@ function figureOf(node) {
 }
 
 const detailOf = (node) =>
-    node.kind === "channel" ? `${compact(node.queued_events)}, ${percent(node.fill)}` : node.details;
+    node.kind === "channel" ? `${compact(depthOf(node))}, ${percent(node.fill)}` : node.details;

@@ -25,7 +25,7 @@ export function Troubles({ troubles, count, now }) {
                             ><span class="muted">${words(trouble.kind)} </span
                             ><a href=${addressOf(trouble)}>${trouble.name}</a></span
                         >
-                        <p>${trouble.reason}${trouble.advice && html` <span class="muted">${trouble.advice}</span>`}</p>
+                        <p>${trouble.reason}${trouble.advice && html` <span class="muted advice">${trouble.advice}</span>`}</p>
                         <span class="muted small wide">${trouble.since_time && ago(now - trouble.since_time)}</span>
                     </li>`,
             )}
