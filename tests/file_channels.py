@@ -287,3 +287,8 @@ def put_version_1(disk: SimulatedDisk) -> None:
     """Puts the log of an earlier release onto an empty disk."""
     for name, encoded in _VERSION_1.items():
         disk.set_content(DATA / name, zlib.decompress(base64.b64decode(encoded)))
+
+
+def renames(disk: SimulatedDisk) -> int:
+    """The number of checkpoints put in place so far."""
+    return sum(call.kind == "rename" and call.name == "checkpoint" for call in disk.calls)

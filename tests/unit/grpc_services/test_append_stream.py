@@ -91,6 +91,17 @@ class Running:
         for _ in range(50):
             await asyncio.sleep(0)
 
+    async def send_each(self, *bodies: bytes) -> None:
+        """Sends appends one after the other."""
+        for body in bodies:
+            self.stream.send(body)
+            await self.turn()
+
+    async def finish(self, slow: SlowCommits) -> None:
+        """Makes everything in flight durable, and runs what waited for it."""
+        slow.let_last()
+        await self.turn()
+
     async def end(self) -> None:
         """Ends the caller's side of the stream."""
         self.stream.sent.put_nowait(None)
@@ -98,12 +109,17 @@ class Running:
 
 
 @pytest.fixture
-async def running() -> AsyncIterator[Running]:
-    running = Running()
+async def running(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
+    """A stream that is being served; its parameter is the capacity of the channel."""
+    running = Running(getattr(request, "param", 4))
     yield running
     running.serving.cancel()
     running.second_serving.cancel()
     await asyncio.wait({running.serving, running.second_serving})
+
+
+with_space = pytest.mark.parametrize("running", [100], indirect=True, ids=["with_space"])
+"""Has a channel on which no append waits for space."""
 
 
 async def test_appends_of_a_stream_get_responses_in_order(running: Running) -> None:
@@ -226,8 +242,7 @@ async def test_small_appends_behind_one_that_is_being_stored_become_one_commit(r
     running.stream.send(b"d")
     await running.turn()
     assert [commit.put_count for commit in slow.in_flight] == [1]
-    slow.let_last()
-    await running.turn()
+    await running.finish(slow)
     assert [(commit.put_count, len(commit.puts)) for commit in slow.in_flight] == [(3, 1)]
     assert running.stream.sequences == [1]
     slow.let_last()
@@ -238,21 +253,18 @@ async def test_small_appends_behind_one_that_is_being_stored_become_one_commit(r
 
 
 async def _store_three_appends_in_two_commits(running: Running, slow: SlowCommits) -> None:
-    for body in (b"a", b"b", b"c"):
-        running.stream.send(body)
-        await running.turn()
+    await running.send_each(b"a", b"b", b"c")
     for _ in range(2):
-        slow.let_last()
-        await running.turn()
+        await running.finish(slow)
     assert running.stream.sequences == [1, 2, 3]
 
 
+@with_space
 async def test_small_appends_after_some_that_were_stored_together_wait_for_as_many(
-    monkeypatch: pytest.MonkeyPatch,
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One commit stores them, though nothing else is being stored; then again as many are awaited."""
     monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
-    running = Running(capacity=100)
     slow = SlowCommits(running.channel)
     await _store_three_appends_in_two_commits(running, slow)
     for bodies in ([b"d"], [b"e"], [b"f"]):
@@ -268,26 +280,24 @@ async def test_small_appends_after_some_that_were_stored_together_wait_for_as_ma
     assert [commit.put_count for commit in slow.in_flight] == [1, 1]
     slow.let_last()
     await running.end()
-    running.second_serving.cancel()
 
 
+@with_space
 @pytest.mark.parametrize(("many_waiting", "together_max", "awaited_count"), [(2, 256, 2), (1, 256, 3), (1, 2, 2)])
 async def test_small_appends_that_come_while_others_are_stored_together_wait_for_as_many_again(
-    monkeypatch: pytest.MonkeyPatch, many_waiting: int, together_max: int, awaited_count: int
+    running: Running, monkeypatch: pytest.MonkeyPatch, many_waiting: int, together_max: int, awaited_count: int
 ) -> None:
     """Two got responses, and one waits: if that is many, three are awaited, unless one commit takes fewer."""
     monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
     monkeypatch.setattr(append_queue, "_LONG_DELAY_SECONDS", 60)
     monkeypatch.setattr(append_queue, "_MANY_WAITING", many_waiting)
     monkeypatch.setattr(append_queue, "_TOGETHER_MAX", together_max)
-    running = Running(capacity=100)
     slow = SlowCommits(running.channel)
     await _store_three_appends_in_two_commits(running, slow)
     for body in (b"d", b"e", b"f"):
         running.stream.send(body)
     await running.turn()
-    slow.let_last()
-    await running.turn()
+    await running.finish(slow)
     for _ in range(awaited_count - 1):
         assert slow.in_flight == []
         running.stream.send(b"g")
@@ -295,15 +305,14 @@ async def test_small_appends_that_come_while_others_are_stored_together_wait_for
     assert [commit.put_count for commit in slow.in_flight] == [awaited_count]
     slow.let_last()
     await running.end()
-    running.second_serving.cancel()
 
 
+@with_space
 async def test_small_append_after_some_that_were_stored_together_waits_no_longer_than_the_delay(
-    monkeypatch: pytest.MonkeyPatch,
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller who leaves delays the others once: the append behind one that was stored alone waits for none."""
     monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 0)
-    running = Running(capacity=100)
     slow = SlowCommits(running.channel)
     await _store_three_appends_in_two_commits(running, slow)
     for body in (b"d", b"e"):
@@ -313,21 +322,17 @@ async def test_small_append_after_some_that_were_stored_together_waits_no_longer
         slow.let_last()
         monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
     await running.end()
-    running.second_serving.cancel()
 
 
+@with_space
 async def test_small_append_after_some_that_went_to_memory_together_waits_for_none(
-    monkeypatch: pytest.MonkeyPatch,
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no write to be shared."""
     monkeypatch.setattr(append_queue, "COMMIT_DELAY_SECONDS", 60)
-    running = Running(capacity=100)
     slow = SlowCommits(running.channel)
-    for body in (b"a", b"b", b"c"):
-        running.stream.send(body)
-        await running.turn()
-    slow.let_last()
-    await running.turn()
+    await running.send_each(b"a", b"b", b"c")
+    await running.finish(slow)
     slow.in_flight[0].keep_in_memory()
     slow.let_last()
     running.stream.send(b"d")
@@ -335,26 +340,25 @@ async def test_small_append_after_some_that_went_to_memory_together_waits_for_no
     assert [commit.put_count for commit in slow.in_flight] == [1]
     slow.let_last()
     await running.end()
-    running.second_serving.cancel()
 
 
-async def test_small_appends_with_many_headers_become_several_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_space
+async def test_small_appends_with_many_headers_become_several_commits(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Merged, each key has a size for each event: so the events of one commit are bounded by their headers too."""
     monkeypatch.setattr(queue, "HEADER_CELLS_MAX", 100)
-    running = Running(capacity=100)
     slow = SlowCommits(running.channel)
     event = event_pb2.Event(headers={f"{index:02}": "" for index in range(5)})
     for _ in range(11):
         request = pb.AppendStreamRequest(channel="orders", events=[event])
         running.stream.sent.put_nowait(request.SerializeToString())
     await running.turn()
-    slow.let_last()
-    await running.turn()
+    await running.finish(slow)
     assert [commit.put_count for commit in slow.in_flight] == [4, 4, 2]
     slow.let_last()
     await running.end()
     assert running.stream.sequences == list(range(1, 12))
-    running.second_serving.cancel()
 
 
 async def test_appends_that_have_no_space_together_wait_for_it_in_their_order(running: Running) -> None:
@@ -363,15 +367,13 @@ async def test_appends_that_have_no_space_together_wait_for_it_in_their_order(ru
     for bodies in ([b"a"], [b"b", b"b"], [b"c", b"c"], [b"d"]):
         running.stream.send(*bodies)
     await running.turn()
-    slow.let_last()
-    await running.turn()
+    await running.finish(slow)
     assert [commit.put_count for commit in slow.in_flight] == [2]
     slow.let_last()
     purging = asyncio.ensure_future(running.channel.purge())
     await running.turn()
     for _ in range(4):
-        slow.let_last()
-        await running.turn()
+        await running.finish(slow)
     await running.end()
     assert await purging == 3
     assert running.stream.sequences == [1, 2, 4, 6]
@@ -386,19 +388,15 @@ async def test_appends_behind_one_that_waits_for_space_do_not_take_it_together(r
     for number in range(2):
         running.stream.send(b"%d" % number, number=number)
     await running.turn()
-    slow.let_last()
-    await running.turn()
+    await running.finish(slow)
     assert slow.in_flight == []
 
 
 async def test_commit_of_several_appends_that_is_refused_fails_each_of_them(running: Running) -> None:
     """The stream continues, and the next append gets the sequence of the first that failed."""
     slow = SlowCommits(running.channel)
-    for body in (b"a", b"b", b"c"):
-        running.stream.send(body)
-        await running.turn()
-    slow.let_last()
-    await running.turn()
+    await running.send_each(b"a", b"b", b"c")
+    await running.finish(slow)
     slow.refuse(DiskFullError("no space"))
     await running.turn()
     running.stream.send(b"d")
@@ -429,8 +427,7 @@ async def test_stream_whose_caller_leaves_stores_no_append_that_has_not_begun(ru
     await running.turn()
     running.serving.cancel()
     await asyncio.wait({running.serving})
-    slow.let_last()
-    await running.turn()
+    await running.finish(slow)
     assert not slow.in_flight
     assert queued(running.channel) == [b"a"]
     assert running.stream.inflight._total == 0
@@ -442,8 +439,7 @@ async def test_small_appends_of_several_streams_become_one_commit(running: Runni
     for stream in (running.stream, running.second_stream, running.stream):
         stream.send(b"x")
         await running.turn()
-    slow.let_last()
-    await running.turn()
+    await running.finish(slow)
     assert [commit.put_count for commit in slow.in_flight] == [2]
     slow.let_last()
     await running.end()

@@ -24,7 +24,7 @@ from tests.unit.log_tools.kept_channels import (
     run,
     segments,
 )
-from tests.unit.log_tools.test_salvage import Known, damage, members, salvaged
+from tests.unit.log_tools.known_channels import Known, damage, known, members, salvaged
 
 _SEGMENT_BYTES = 100_000
 _MEMORY: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20, "segment_bytes_max": _SEGMENT_BYTES}
@@ -71,8 +71,7 @@ async def _emptied(base: Path) -> None:
 @pytest.mark.parametrize("kept_bytes", [None, 0, 48, SEGMENT_HEADER_BYTES, 120])
 def test_salvage_without_the_first_segment_names_what_it_had(tmp_path: Path, kept_bytes: int | None) -> None:
     """Nobody knows how many records it had; its length, which the next header states, bounds how many events."""
-    asyncio.run(_emptied(tmp_path / "made"))
-    before = Known(tmp_path / "made" / NAME)
+    before = known(tmp_path, _emptied)
     first = before.records[0].segment
     assert first.name != "segment-000000000001.log"
     home = tmp_path / NAME
@@ -185,8 +184,7 @@ def test_salvage_of_a_killed_channel_names_what_a_segment_behind_its_checkpoint_
 @pytest.mark.parametrize("content", [b"", b"short"])
 def test_salvage_of_a_last_segment_that_is_cut_off_names_as_many_as_another_has(tmp_path: Path, content: bytes) -> None:
     """It had a record at least, and nothing says how long it was."""
-    asyncio.run(_emptied(tmp_path / "made"))
-    before = Known(tmp_path / "made" / NAME)
+    before = known(tmp_path, _emptied)
     home = tmp_path / NAME
     damage(before, home, [], keeps_checkpoints=False)
     last = before.places[max(before.places)][0].segment.name

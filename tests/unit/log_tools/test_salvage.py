@@ -3,9 +3,6 @@
 import asyncio
 import json
 import os
-from base64 import b64encode
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,102 +12,10 @@ from hypothesis import strategies as st
 
 from millrace_server.channels.config import EncryptionConfig
 from millrace_server.channels.stamps import Stamp
-from millrace_server.log_tools.layout import find_layout
-from millrace_server.log_tools.salvage import PieceReader, Salvage, salvage
-from millrace_server.log_tools.view import open_view
-from millrace_server.wal.checkpoints import NEWEST, PREVIOUS
-from millrace_server.wal.format import RECORD_HEAD_BYTES
-from millrace_server.wal.payload_codec import PayloadCodec
+from millrace_server.wal.checkpoints import NEWEST
 from tests.channel_events import append, begin_with_takes
-from tests.unit.log_tools.kept_channels import (
-    NAME,
-    copied,
-    flip,
-    make_channel,
-    open_channel,
-    opened_again,
-    run,
-    segments,
-)
-
-Spot = tuple[int, int]
-"""Index of a record, modulo their number, and of a byte in it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Record:
-    """A record of an intact log."""
-
-    segment: Path
-    start: int
-    end: int
-    kind: str
-    message: Any
-
-    @classmethod
-    def of(cls, home: Path, document: dict[str, Any]) -> "Record":
-        """Returns a record that `millraced log dump` shows."""
-        segment, start = home / f"segment-{document['segment']:012}.log", document["position"]
-        end = start + RECORD_HEAD_BYTES + document["payload_bytes"]
-        return cls(segment, start, end, document["kind"], document["message"])
-
-
-def _own_events(record: Record, puts: list[Record]) -> Iterator[tuple[int, Record, int]]:
-    """Yields the sequence of each event of a COMMIT or MEMORY_STATE, its PUT, and its index in that."""
-    message = record.message
-    own = puts[len(puts) - len(message.get("put_counts", [])) :]
-    if record.kind == "COMMIT":
-        pairs = ((put, index) for put in own for index in range(len(put.message["events"])))
-        for sequence, (put, index) in enumerate(pairs, message["first_sequence"]):
-            yield sequence, put, index
-        return
-    fields = (message.get(name, []) for name in ("first_sequences", "put_indexes", "starts", "stops"))
-    for first, put_index, start, stop in zip(*fields, strict=True):
-        for index in range(start, stop):
-            yield first + index - start, own[put_index], index
-
-
-class Known:
-    """A channel before it is damaged.
-
-    No dataclass: Hypothesis prints all fields of one with each failure, and its warning of so many hides the failure.
-
-    Attributes:
-        records: All of its log.
-        bodies: All events that were ever in the log, in base64.
-        places: The PUT of each, and the record that gives it effect.
-        queued: The sequences in the channel.
-        unlogged: The sequences of events that were committed to memory only.
-    """
-
-    def __init__(self, home: Path, key_file: Path | None = None, **limits: Any) -> None:
-        self.home = home
-        keys = {"2026": key_file} if key_file else {}
-        self.codec = PayloadCodec(keys={key_id: path.read_bytes() for key_id, path in keys.items()})
-        options = [f"--key={key_id}={path}" for key_id, path in keys.items()]
-        lines = run("log", "dump", home, "--json", "--bodies", *options).stdout.splitlines()
-        self.records = [Record.of(home, json.loads(line)) for line in lines]
-        self.bodies: dict[int, str] = {}
-        self.places: dict[int, tuple[Record, Record]] = {}
-        puts: list[Record] = []
-        for record in self.records:
-            if record.kind == "PUT":
-                puts.append(record)
-            elif record.kind in {"COMMIT", "KEEP"}:
-                for sequence, put, index in _own_events(record, puts):
-                    self.bodies[sequence] = put.message["events"][index]["body"]
-                    self.places[sequence] = put, record
-                puts = []
-        events, _ = opened_again(copied(home, home.parent.parent / "intact" / NAME).parent, **limits)
-        self.queued = {sequence for sequence, _ in events}
-        logged = {sequence for sequence, (_, by) in self.places.items() if by.kind == "COMMIT"}
-        self.unlogged = set(range(1, max(self.bodies) + 1)) - logged
-
-    def damaged(self, spots: Iterable[tuple[Path, int]]) -> list[Record]:
-        """The records at some places."""
-        return [
-            one for one in self.records if any(one.segment == path and one.start <= at < one.end for path, at in spots)
-        ]
+from tests.unit.log_tools.kept_channels import NAME, flip, make_channel, open_channel, run, segments
+from tests.unit.log_tools.known_channels import SMALL_MEMORY, Known, Spot, damage, known, members, salvaged
 
 
 async def _single_events(base: Path) -> None:
@@ -127,8 +32,7 @@ def before(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A channel of batches, one of lone events, which become runs; one compressed and encrypted; one with a memory."""
     base = tmp_path_factory.mktemp("salvage")
     if request.param == "runs":
-        asyncio.run(_single_events(base / "made"))
-        return Known(base / "made" / NAME)
+        return known(base, _single_events)
     limits: dict[str, Any] = {}
     key_file = None
     if request.param == "encoded":
@@ -139,49 +43,6 @@ def before(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     elif request.param == "spillable":
         limits = {"memory_capacity": 12, "memory_byte_capacity": 1 << 20}
     return Known(make_channel(base / "made", **limits), key_file, **limits)
-
-
-def salvaged(home: Path, codec: PayloadCodec) -> tuple[Salvage, dict[int, str]]:
-    """What a log still has, with the bodies of its events."""
-    with open_view(find_layout([home]), is_live=False) as view:
-        found = salvage(view, codec)
-        reader = PieceReader(view, codec)
-        bodies: dict[int, str] = {}
-        for piece in found.pieces:
-            columns = reader.read(piece)
-            assert columns is not None
-            start = 0
-            for sequence, size in enumerate(columns.body_sizes, piece.first_sequence):
-                bodies[sequence] = b64encode(columns.bodies[start : start + size]).decode()
-                start += size
-    return found, bodies
-
-
-def members(ranges: Iterable[tuple[int, int]], last: int) -> set[int]:
-    """The sequences of ranges, up to the last that was put: what a log's end lost may be millions behind it."""
-    return {sequence for first, end in ranges for sequence in range(first, min(end, last) + 1)}
-
-
-def damage(before: Known, home: Path, spots: list[Spot], *, keeps_checkpoints: bool) -> list[Record]:
-    """Changes bytes of a copy: for each spot, at most four from this byte of this record on; returns what that hits."""
-    copied(before.home, home)
-    if not keeps_checkpoints:
-        for name in (NEWEST, PREVIOUS):
-            (home / name).unlink(missing_ok=True)
-    hit = []
-    # Damage to the last SYNC_POINT is a torn tail, and makes one of other damage to the last group.
-    *records, sync_point = before.records
-    for index, offset in spots:
-        record = records[index % len(records)]
-        path = home / record.segment.name
-        content = bytearray(path.read_bytes())
-        start = min(record.start + offset, record.end - 1)
-        end = sync_point.start if record.segment == sync_point.segment else len(content)
-        for position in range(start, min(start + 4, end)):
-            content[position] ^= 0x5A
-            hit.append((record.segment, position))
-        path.write_bytes(content)
-    return before.damaged(hit)
 
 
 SPOTS = st.tuples(st.integers(0, 150), st.one_of(st.integers(0, 200), st.sampled_from([0, 12, 31, 32])))
@@ -254,9 +115,7 @@ async def _claimed_first(base: Path, **limits: Any) -> None:
 
 def test_salvage_without_the_end_names_events_in_memory_behind_a_lost_claim(tmp_path: Path) -> None:
     """A step of the sequences that a reserve explains may have been events that a stop wrote, and that are lost now."""
-    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
-    asyncio.run(_claimed_first(tmp_path / "made", **limits))
-    before = Known(tmp_path / "made" / NAME, **limits)
+    before = known(tmp_path, _claimed_first, **SMALL_MEMORY)
     assert {1, 2, 3, 4} <= before.queued & before.unlogged
     last_claim = max(index for index, record in enumerate(before.records) if record.kind == "CLAIM")
     last_put = max(index for index, record in enumerate(before.records) if record.kind == "PUT")
@@ -282,8 +141,7 @@ async def _shortened(base: Path) -> None:
 @pytest.mark.parametrize("is_header_damaged", [False, True])
 def test_salvage_of_a_shortened_log_gives_no_event_another_sequence(tmp_path: Path, *, is_header_damaged: bool) -> None:
     """Where nothing tells the sequences of readable events any more, they are lost, and named."""
-    asyncio.run(_shortened(tmp_path / "made"))
-    before = Known(tmp_path / "made" / NAME)
+    before = known(tmp_path, _shortened)
     assert before.records[0].message["next_sequence"] > 1
     commits = [index for index, record in enumerate(before.records) if record.kind == "COMMIT"]
     home = tmp_path / NAME
@@ -297,8 +155,7 @@ def test_salvage_of_a_shortened_log_gives_no_event_another_sequence(tmp_path: Pa
 
 def test_salvage_of_a_shortened_log_without_its_state_names_all_stamps_before_it(tmp_path: Path) -> None:
     """Only the lost STATE had them, and perhaps a claim."""
-    asyncio.run(_shortened(tmp_path / "made"))
-    before = Known(tmp_path / "made" / NAME)
+    before = known(tmp_path, _shortened)
     first = before.records[0].message["next_sequence"]
     damage(before, tmp_path / NAME, [(0, 0)], keeps_checkpoints=False)
     # Each of the others begins with a STATE that has them all.
@@ -312,8 +169,7 @@ def test_salvage_of_a_shortened_log_without_its_state_names_all_stamps_before_it
 
 def test_salvage_of_a_mark_alone_names_as_many_as_the_lost_bytes_held(tmp_path: Path) -> None:
     """Even where the header is damaged, too, it is known how many bytes of records are missing."""
-    asyncio.run(_shortened(tmp_path / "made"))
-    before = Known(tmp_path / "made" / NAME)
+    before = known(tmp_path, _shortened)
     home = tmp_path / NAME
     every = range(len(before.records) - 1)
     damage(before, home, [(index, 0) for index in every], keeps_checkpoints=False)
@@ -366,8 +222,7 @@ def test_salvage_without_the_last_records_and_a_segment_names_what_both_had(
     tmp_path: Path, *, is_header_damaged: bool
 ) -> None:
     """A segment that is missing had about as many bytes as the next one states; no sequence is granted again."""
-    asyncio.run(_batches(tmp_path / "made"))
-    before = Known(tmp_path / "made" / NAME)
+    before = known(tmp_path, _batches)
     *_, missing, last = segments(before.home)
     home = tmp_path / NAME
     at_end = [index for index, record in enumerate(before.records[:-1]) if record.segment == last]
@@ -391,9 +246,7 @@ async def _consumed_in_memory(base: Path, **limits: Any) -> None:
 
 def test_salvage_without_the_last_memory_state_names_the_stamps_of_what_was_in_memory(tmp_path: Path) -> None:
     """No other record has them; the events were consumed, and are not lost."""
-    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
-    asyncio.run(_consumed_in_memory(tmp_path / "made", **limits))
-    before = Known(tmp_path / "made" / NAME, **limits)
+    before = known(tmp_path, _consumed_in_memory, **SMALL_MEMORY)
     last = max(index for index, record in enumerate(before.records) if record.kind == "KEEP")
     damage(before, tmp_path / NAME, [(last, 0)], keeps_checkpoints=False)
     found, _ = salvaged(tmp_path / NAME, before.codec)
@@ -411,9 +264,7 @@ def test_salvage_without_the_memory_state_of_what_a_stop_wrote_names_what_may_ha
     tmp_path: Path,
 ) -> None:
     """A stop writes a commit whole; only the lost record said which of its events were still in the channel."""
-    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
-    asyncio.run(_half_consumed_in_memory(tmp_path / "made", **limits))
-    before = Known(tmp_path / "made" / NAME, **limits)
+    before = known(tmp_path, _half_consumed_in_memory, **SMALL_MEMORY)
     assert before.queued == {2}
     stating = next(index for index, record in enumerate(before.records) if record.message.get("put_counts"))
     damage(before, tmp_path / NAME, [(stating, 0)], keeps_checkpoints=False)
@@ -436,9 +287,7 @@ def test_salvage_of_a_shortened_log_without_memory_states_names_the_stamps_of_wh
     tmp_path: Path,
 ) -> None:
     """That events may have been in memory is known from the first STATE, which has a reserve."""
-    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20, "segment_bytes_max": 400}
-    asyncio.run(_consumed_before_the_log(tmp_path / "made", **limits))
-    before = Known(tmp_path / "made" / NAME, **limits)
+    before = known(tmp_path, _consumed_before_the_log, **SMALL_MEMORY, segment_bytes_max=400)
     stating = [
         index
         for index, record in enumerate(before.records)
@@ -461,9 +310,7 @@ async def _consumed_between_logged(base: Path, **limits: Any) -> None:
 
 def test_salvage_without_any_state_names_the_stamps_of_the_sequences_that_no_record_has(tmp_path: Path) -> None:
     """A gap between sequences where no record is missing is of events in memory, whatever reserve they had."""
-    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
-    asyncio.run(_consumed_between_logged(tmp_path / "made", **limits))
-    before = Known(tmp_path / "made" / NAME, **limits)
+    before = known(tmp_path, _consumed_between_logged, **SMALL_MEMORY)
     stating = [index for index, record in enumerate(before.records) if record.kind in {"STATE", "KEEP"}]
     damage(before, tmp_path / NAME, [(index, 0) for index in stating], keeps_checkpoints=False)
     found, _ = salvaged(tmp_path / NAME, before.codec)
@@ -476,8 +323,7 @@ def test_salvage_of_a_log_without_any_sequence_says_that_it_counts_from_1(
     tmp_path: Path, *, is_end_intact: bool
 ) -> None:
     """The events are kept, with other sequences than before, and no stamp is."""
-    asyncio.run(_shortened(tmp_path / "made"))
-    before = Known(tmp_path / "made" / NAME)
+    before = known(tmp_path, _shortened)
     end = len(before.records) - 2 if is_end_intact else len(before.records)
     stating = [index for index, one in enumerate(before.records[:end]) if one.kind in {"STATE", "COMMIT"}]
     home = tmp_path / NAME
@@ -494,9 +340,7 @@ async def _stamped_in_memory(base: Path, **limits: Any) -> None:
 
 def test_salvage_without_the_last_memory_state_keeps_the_stamps_of_what_a_stop_wrote(tmp_path: Path) -> None:
     """The record that gives effect to the events has their stamps too."""
-    limits: dict[str, Any] = {"memory_capacity": 4, "memory_byte_capacity": 1 << 20}
-    asyncio.run(_stamped_in_memory(tmp_path / "made", **limits))
-    before = Known(tmp_path / "made" / NAME, **limits)
+    before = known(tmp_path, _stamped_in_memory, **SMALL_MEMORY)
     last = max(index for index, record in enumerate(before.records) if record.kind == "KEEP")
     assert not before.records[last].message.get("put_counts")
     damage(before, tmp_path / NAME, [(last, 0)], keeps_checkpoints=False)

@@ -16,12 +16,6 @@ pytestmark = pytest.mark.usefixtures("small_logs")
 FIRST = DATA / "segment-000000000001.log"
 
 
-@pytest.fixture
-def disk() -> SimulatedDisk:
-    """An empty disk."""
-    return SimulatedDisk([DATA])
-
-
 def _write(log: RunningLog, *payloads: bytes, begins_segment: bool = False) -> list[Location]:
     return [*log.append(*payloads, begins_segment=begins_segment).locations]
 

@@ -3,13 +3,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from millrace_server.histograms import Histograms
 from millrace_server.wal import group_writer, writer
-from millrace_server.wal.format import Kind, RecordHead, SegmentHeader
+from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError, LogPosition, Submission
@@ -18,6 +17,7 @@ from millrace_server.wal.writer import LogWriter
 from millrace_server.wal.writer_threads import WriterThreads
 from tests.log_histories import DATA, RunningLog, files_on, replay
 from tests.simulated_disk import SimulatedDisk
+from tests.unit.wal.gate import Gate
 
 pytestmark = pytest.mark.usefixtures("small_logs")
 
@@ -26,37 +26,8 @@ SECOND = DATA / "segment-000000000002.log"
 _WAIT_SECONDS = 60.0
 
 
-@pytest.fixture
-def disk() -> SimulatedDisk:
-    """An empty disk."""
-    return SimulatedDisk([DATA])
-
-
 def _count(disk: SimulatedDisk, kind: str) -> int:
     return sum(call.kind == kind for call in disk.calls)
-
-
-class Gate:
-    """Blocks one call of a kind until it is opened."""
-
-    def __init__(self, disk: SimulatedDisk, kind: str) -> None:
-        self._kind = kind
-        self._is_reached = threading.Event()
-        self._may_go = threading.Event()
-        disk.before_call = self._hold
-
-    def _hold(self, kind: str, _name: str) -> None:
-        if kind == self._kind and not self._is_reached.is_set():
-            self._is_reached.set()
-            assert self._may_go.wait(_WAIT_SECONDS)
-
-    def wait(self) -> None:
-        """Waits until a call is blocked."""
-        assert self._is_reached.wait(_WAIT_SECONDS)
-
-    def open(self) -> None:
-        """Unblocks this call and all others."""
-        self._may_go.set()
 
 
 def test_submit_while_a_sync_lasts_gathers_a_group_that_shares_the_next(disk: SimulatedDisk) -> None:
@@ -309,112 +280,6 @@ def test_close_with_records_that_were_not_synced_syncs_them(disk: SimulatedDisk)
     assert len(replay(disk.crashed(1))) == 3
 
 
-def _begin_and_await_mark(log: RunningLog, disk: SimulatedDisk) -> None:
-    """Begins the first segment with a large STATE; returns during the sync of the SYNC_POINT after it."""
-    begun = Gate(disk, "sync_directory")
-    response = log.submit(b"state" * 100, begins_segment=True)
-    begun.wait()
-    mark = Gate(disk, "sync")
-    begun.open()
-    mark.wait()
-    mark.open()
-    response.result()
-
-
-def _marks(disk: SimulatedDisk, path: Path = FIRST) -> list[int]:
-    """Returns the synced positions of a segment's SYNC_POINTs."""
-    content = disk.content(path)
-    header = SegmentHeader.decode(content)
-    position, marks = 64, []
-    while head := RecordHead.decode(content[position : position + 32], header.seed(position)):
-        if head.kind is Kind.SYNC_POINT:
-            assert head.synced_position == position
-            marks.append(position)
-        position += head.record_length
-    return marks
-
-
-def test_close_after_a_sync_marks_the_end_once(disk: SimulatedDisk) -> None:
-    """The last record of a closed log says that everything before it is synced; opening alone adds no more."""
-    with RunningLog(disk) as log:
-        log.append(b"state", begins_segment=True)
-        end = log.append(b"record").end
-        assert end is not None
-    assert _marks(disk) == [end.position]
-    with RunningLog(disk):
-        pass
-    assert _marks(disk) == [end.position]
-    with RunningLog(disk) as log:
-        log.append(b"another")
-    assert len(_marks(disk)) == 2
-
-
-def test_sync_that_is_followed_by_nothing_is_marked_soon(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some time after the last sync, one SYNC_POINT is written and synced, and then nothing more."""
-    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
-    syncs = 0
-    is_marked = threading.Event()
-
-    def count_syncs(kind: str, _name: str) -> None:
-        nonlocal syncs
-        syncs += kind == "sync"
-        if syncs == 2:
-            is_marked.set()
-
-    with RunningLog(disk) as log:
-        disk.before_call = count_syncs
-        end = log.append(b"state", begins_segment=True).end
-        assert end is not None
-        assert is_marked.wait(_WAIT_SECONDS)
-    assert _marks(disk) == [end.position]
-
-
-def test_close_after_a_mark_syncs_what_came_behind_it(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A SYNC_POINT does not cover later records."""
-    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
-    with RunningLog(disk) as log:
-        _begin_and_await_mark(log, disk)
-        log.append(b"no haste", needs_sync=False)
-    for seed in range(10):
-        assert len(replay(disk.crashed(seed))) == 2
-
-
-def test_close_with_a_new_segment_marks_that_one_too(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark of the previous segment does not cover this one."""
-    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
-    with RunningLog(disk) as log:
-        _begin_and_await_mark(log, disk)
-        end = log.append(b"state", begins_segment=True).end
-        assert end is not None
-    assert _marks(disk, SECOND) == [end.position]
-
-
-def test_mark_that_finds_no_space_is_harmless(disk: SimulatedDisk) -> None:
-    """On a full disk the log closes without a last SYNC_POINT."""
-    with RunningLog(disk) as log:
-        log.append(b"state", begins_segment=True)
-        disk.fail("write", 1, errno.ENOSPC)
-    assert _marks(disk) == []
-    assert len(replay(disk)) == 1
-
-
-def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk error fails the log even if only a SYNC_POINT met it."""
-    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
-    gate = Gate(disk, "sync_directory")
-    with RunningLog(disk) as log:
-        begun = log.submit(b"state", begins_segment=True)
-        gate.wait()
-        disk.fail("sync", 1, errno.EIO)
-        gate.open()
-        begun.result()
-        response: Future[Submission] | None = None
-        while response is None or response.exception() is None:
-            response = log.submit(needs_sync=False)
-        with pytest.raises(LogFailedError, match="a sync of the log failed"):
-            response.result()
-
-
 def test_submit_of_first_records_that_begin_no_segment_fails_the_log(disk: SimulatedDisk) -> None:
     """An error in a caller's payload is returned, and the writer's thread continues."""
     with RunningLog(disk) as log:
@@ -502,23 +367,6 @@ def test_submit_of_two_generations_at_once_refuses_the_first_alone(disk: Simulat
         assert isinstance(old.exception(), LogFullError)
         assert new.exception() is None
     assert [payload for _kind, payload in replay(disk)] == [b"state", b"new"]
-
-
-def test_mark_that_finds_no_space_refuses_nothing_else(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused SYNC_POINT refuses nothing else, since nothing builds on it."""
-    monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 0.001)
-    with RunningLog(disk) as log:
-        begun = Gate(disk, "sync_directory")
-        response = log.submit(b"state", begins_segment=True)
-        begun.wait()
-        disk.fail("write", 1, errno.ENOSPC)
-        mark = Gate(disk, "truncate")
-        begun.open()
-        response.result()
-        mark.wait()
-        mark.open()
-        log.append(b"goes on", resumes=False)
-    assert len(replay(disk)) == 2
 
 
 def test_submit_to_a_log_that_grows_reserves_more_at_once(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:

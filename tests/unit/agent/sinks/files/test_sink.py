@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from millrace_server.agent.channel_reader import Delivery, UnsettledLimits
 from millrace_server.agent.sinks.files import sink
 from millrace_server.agent.sinks.files.local_target import LocalTarget
-from millrace_server.agent.sinks.files.sink import FileWorker, UnsettledDeliveries
 from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.config import MemoryChannelConfig
@@ -402,138 +399,3 @@ async def test_run_with_nothing_to_do_waits_without_work(tmp_path: Path, out: Pa
         await _until(lambda: not timers())
         await asyncio.sleep(0.05)
         assert timers() == []
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> SinkBench:
-    """A channel whose deliveries have at most two events."""
-    return SinkBench(config_of(tmp_path, batch_events_max=2), tmp_path / "state")
-
-
-async def _taken(bench: SinkBench, *counts: int) -> list[Delivery]:
-    deliveries = []
-    for count in counts:
-        await bench.put(rows_of([b"x"] * count))
-        delivery = await bench.reader.take()
-        assert delivery is not None
-        deliveries.append(delivery)
-    return deliveries
-
-
-async def test_add_of_small_deliveries_joins_them_up_to_a_limit(bench: SinkBench) -> None:
-    """Neighbours are joined while they are small together; then a new one begins."""
-    held = UnsettledDeliveries(join_events_max=3)
-    assert [held.add(delivery) for delivery in await _taken(bench, 1, 2, 1, 1)] == [1, 1, 2, 2]
-    assert len(held) == 2
-    assert bench.channel.open_transactions == 2
-    [first, second] = held.remove([1, 2])
-    assert (first.count, second.count) == (3, 2)
-    await first.settle()
-    await second.settle()
-    assert bench.unsettled == 0
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [UnsettledLimits(3, 1_000, 1_000), UnsettledLimits(1_000, 3, 1_000), UnsettledLimits(1_000, 1_000, 1)],
-    ids=["events", "bytes", "deliveries"],
-)
-async def test_exceeds_at_any_of_the_limits(limits: UnsettledLimits, bench: SinkBench) -> None:
-    """Events, bytes and deliveries each have a maximum."""
-    held = UnsettledDeliveries(join_events_max=1)
-    first, second = await _taken(bench, 2, 2)
-    number = held.add(first)
-    assert not held.exceeds(limits)
-    held.add(second)
-    assert held.exceeds(limits)
-    held.remove([number])
-    assert not held.exceeds(limits)
-
-
-async def test_low_sequence_is_below_all_unsettled_events(bench: SinkBench) -> None:
-    """All events below it are settled; if none are unsettled, it is past the last one."""
-    held = UnsettledDeliveries(join_events_max=1)
-    numbers = [held.add(delivery) for delivery in await _taken(bench, 2, 2, 1)]
-    assert held.low_sequence == 1
-    held.remove(numbers[1:2])
-    assert held.low_sequence == 1
-    held.remove(numbers[:1])
-    assert held.low_sequence == 5
-    held.remove(numbers[2:])
-    assert held.low_sequence == 6
-
-
-async def test_call_runs_jobs_one_after_the_other_on_one_thread() -> None:
-    """Jobs share nothing with the event loop, and never run concurrently."""
-    worker = FileWorker("test", 10.0, "stalled")
-    threads = await asyncio.gather(*(worker.call(threading.get_ident) for _ in range(5)))
-    await worker.close(lambda: None, 10.0)
-    assert len(set(threads)) == 1
-    assert threads[0] != threading.get_ident()
-
-
-async def test_call_of_a_job_that_fails_raises_what_it_raised() -> None:
-    """An error is the caller's, and the thread survives it."""
-    worker = FileWorker("test", 10.0, "stalled")
-    with pytest.raises(ZeroDivisionError):
-        await worker.call(lambda: 1 // 0)
-    assert await worker.call(lambda: 7) == 7
-    await worker.close(lambda: None, 10.0)
-
-
-async def test_call_of_a_job_that_exits_raises_and_continues() -> None:
-    """A library that calls sys.exit does not end the thread."""
-    worker = FileWorker("test", 10.0, "stalled")
-    with pytest.raises(RuntimeError, match="SystemExit"):
-        await worker.call(sys.exit)
-    assert await worker.call(lambda: 7) == 7
-    await worker.close(lambda: None, 10.0)
-
-
-async def test_call_of_a_job_that_hangs_raises_and_completes_the_rest_later() -> None:
-    """The caller does not wait for a call that hangs; later calls wait for its end."""
-    responses = threading.Event()
-    worker = FileWorker("test", 0.05, "does not respond")
-    with pytest.raises(ComponentError, match="does not respond"):
-        await worker.call(responses.wait)
-    closed = threading.Event()
-    await worker.close(closed.set, 0.05)
-    assert not closed.is_set()
-    responses.set()
-    assert await asyncio.to_thread(closed.wait, 10.0)
-
-
-async def test_call_cancelled_lets_the_job_continue() -> None:
-    """A call that has begun is completed, and its error is not reported as unretrieved."""
-    goes_on = threading.Event()
-    worker = FileWorker("test", 10.0, "stalled")
-
-    def fail() -> None:
-        goes_on.wait(10.0)
-        raise OSError
-
-    doing = asyncio.create_task(worker.call(fail))
-    await asyncio.sleep(0)
-    doing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await doing
-    goes_on.set()
-    assert await worker.call(lambda: 7) == 7
-    await worker.close(lambda: None, 10.0)
-
-
-def test_call_that_ends_after_its_loop_is_closed_raises_nothing() -> None:
-    """A file system that responds after the server has ended raises nothing."""
-    responses = threading.Event()
-
-    async def begin() -> threading.Thread:
-        worker = FileWorker("slow files", 0.01, "stalled")
-        with pytest.raises(ComponentError):
-            await worker.call(responses.wait)
-        await worker.close(lambda: None, 0.01)
-        return next(thread for thread in threading.enumerate() if thread.name == "slow files")
-
-    thread = asyncio.run(begin())
-    responses.set()
-    thread.join(10.0)
-    assert not thread.is_alive()

@@ -34,6 +34,13 @@ def open_below(directory: Path) -> list[str]:
     return found
 
 
+def tailed(tmp_path: Path, paths: Path, seconds: float = 5) -> Tailing:
+    """A source that has followed files for some time."""
+    tailing = Tailing(tmp_path, config_of(paths))
+    tailing.run(seconds)
+    return tailing
+
+
 def rename(log: Path, name: str = "app.log.1") -> Path:
     return log.rename(log.with_name(name))
 
@@ -60,8 +67,7 @@ def test_run_on_a_renamed_file_reads_its_rest_and_nothing_again(
 ) -> None:
     """Rotation by renaming repeats and loses nothing, whether the new name matches or not (3094, 3219, 3233, 3342)."""
     append(log, *numbered(0, 10))
-    tailing = Tailing(tmp_path, config_of(logs / pattern))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / pattern)
     append(log, *numbered(10, 20))
     rotated = rename(log)
     append(log, *numbered(30, 40))
@@ -80,8 +86,7 @@ def test_start_after_files_were_renamed_reads_their_rests_and_nothing_again(
 ) -> None:
     """A file that was renamed while it was not read, even twice, is found by its inode (130, 336)."""
     append(log, *numbered(0, 10))
-    tailing = Tailing(tmp_path, config_of(logs / pattern))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / pattern)
     tailing.crash()
     append(log, *numbered(10, 20))
     rename(log, "app.log.2")
@@ -101,8 +106,7 @@ def test_run_on_a_file_renamed_long_after_its_last_line_reads_what_comes_late(
 ) -> None:
     """A file that was closed because it was idle is opened again after a rename, since its writer may not know yet."""
     append(log, *numbered(0, 10))
-    tailing = Tailing(tmp_path, config_of(log))
-    tailing.run(LONG_SECONDS)
+    tailing = tailed(tmp_path, log, LONG_SECONDS)
     assert open_below(logs) == []
     rotated = rename(log)
     tailing.run(5)
@@ -116,8 +120,7 @@ def test_run_on_a_file_that_grows_while_it_is_closed_reads_what_was_added(
 ) -> None:
     """Closing an idle file loses nothing (3083)."""
     append(log, *numbered(0, 10))
-    tailing = Tailing(tmp_path, config_of(log))
-    tailing.run(LONG_SECONDS)
+    tailing = tailed(tmp_path, log, LONG_SECONDS)
     assert open_below(logs) == []
     append(log, *numbered(10, 20))
     tailing.run(5)
@@ -127,8 +130,7 @@ def test_run_on_a_file_that_grows_while_it_is_closed_reads_what_was_added(
 def test_run_on_a_file_moved_away_and_back_reads_nothing_again(tmp_path: Path, logs: Path, log: Path) -> None:
     """A file is recognized after a long time elsewhere (3216)."""
     append(log, *numbered(0, 10))
-    tailing = Tailing(tmp_path, config_of(log))
-    tailing.run(5)
+    tailing = tailed(tmp_path, log)
     away = log.rename(tmp_path / "away")
     tailing.run(LONG_SECONDS)
     assert list(tailing.files) == []
@@ -160,8 +162,7 @@ def test_run_on_many_rotated_files_leaves_none_open_nor_tailed(tmp_path: Path, l
 def test_run_on_a_deleted_file_reads_it_to_its_end_and_closes_it(tmp_path: Path, logs: Path, log: Path) -> None:
     """The unread rest of a deleted file is read, including its last line; then its disk space is freed."""
     append(log, *numbered(0, 10))
-    tailing = Tailing(tmp_path, config_of(logs / "*.log"))
-    tailing.run(1)
+    tailing = tailed(tmp_path, logs / "*.log", 1)
     with log.open("ab") as writer:
         writer.write(b"\n".join(numbered(10, 20)))
         log.unlink()
@@ -177,8 +178,7 @@ def test_run_on_a_new_file_with_an_old_files_inode_reads_all_of_it(tmp_path: Pat
     """A reused inode is another file, even if that has the same beginning and is longer."""
     head = b"#Fields: date time request status"
     append(log, head, *numbered(0, 10))
-    tailing = Tailing(tmp_path, config_of(log))
-    tailing.run(1)
+    tailing = tailed(tmp_path, log, 1)
     tailing.stop()
     with log.open("wb") as new_file:
         new_file.write(head + b"\n" + b"".join(body + b"\n" for body in numbered(50, 90)))
@@ -194,8 +194,7 @@ def test_run_on_a_file_cut_short_reads_what_is_new_once(
 ) -> None:
     """A truncated file is noticed, even if it has grown beyond its old size meanwhile (3320)."""
     append(log, *numbered(0, 10))
-    tailing = Tailing(tmp_path, config_of(log))
-    tailing.run(5)
+    tailing = tailed(tmp_path, log)
     if not is_running:
         tailing.crash()
     os.truncate(log, 0)
@@ -233,8 +232,7 @@ def test_run_on_a_file_copied_and_cut_short_reads_the_rest_in_the_copy(
 ) -> None:
     """What was written before the truncation and not read is in the copy; nothing is read twice."""
     append(log, *numbered(0, 100))
-    tailing = Tailing(tmp_path, config_of(logs / pattern))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / pattern)
     if not is_running:
         tailing.crash()
     append(log, *numbered(100, 200))
@@ -251,8 +249,7 @@ def test_run_on_a_file_copied_and_cut_short_reads_the_rest_in_the_copy(
 def test_run_between_copying_and_cutting_reads_nothing_twice(tmp_path: Path, logs: Path, log: Path) -> None:
     """A copy that matches the patterns is found before its original is truncated; it waits until that is decided."""
     append(log, *numbered(0, 1000))
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     content = log.read_bytes()
     copy = logs / "app.log.1"
     for start in range(0, len(content), 5_000):
@@ -297,8 +294,7 @@ def test_run_on_a_new_file_and_its_copy_reads_the_one_that_continues(
     tmp_path: Path, logs: Path, log: Path, name: str
 ) -> None:
     """If a file and its copy appear together, lines that are added to the file do not wait."""
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     append(log, *numbered(0, 100))
     shutil.copy(log, logs / name)
     append(log, *numbered(100, 110))
@@ -314,8 +310,7 @@ def test_run_on_a_new_file_and_its_copy_reads_the_one_that_continues(
 def test_run_on_a_file_like_one_that_is_deleted_reads_it(tmp_path: Path, logs: Path, log: Path) -> None:
     """A file that is deleted and created again with the same content is new: duplicates are better than a loss."""
     append(log, *numbered(0, 100))
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     append(logs / "again.log", *numbered(0, 100))
     tailing.run(0.5)
     log.unlink()
@@ -326,8 +321,7 @@ def test_run_on_a_file_like_one_that_is_deleted_reads_it(tmp_path: Path, logs: P
 def test_run_on_a_copy_whose_original_stays_reads_it_after_a_while(tmp_path: Path, logs: Path, log: Path) -> None:
     """A file with the beginning of another one is a file of its own, unless that one is rotated: nothing is lost."""
     append(log, *numbered(0, 100))
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     shutil.copy(log, logs / "other.log")
     tailing.run(HOLD_SECONDS - 2)
     assert len(tailing.bodies_by_file) == 1
@@ -338,8 +332,7 @@ def test_run_on_a_copy_whose_original_stays_reads_it_after_a_while(tmp_path: Pat
 def test_run_on_a_file_that_outgrows_another_reads_it_after_a_while(tmp_path: Path, logs: Path, log: Path) -> None:
     """A file with the beginning of another one that grows beyond it is not a copy, and waits no longer than a copy."""
     append(log, b"# a header that all files have")
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     append(logs / "other.log", b"# a header that all files have")
     for number in range(int(HOLD_SECONDS) + 2):
         append(logs / "other.log", b"line %d" % number)
@@ -353,8 +346,7 @@ def test_run_on_a_file_copied_and_cut_short_often_reads_each_line_once(
     tmp_path: Path, logs: Path, log: Path, seconds: float, copy_name: str
 ) -> None:
     """However fast copies follow each other, and whatever their names, each line is stored once and in order."""
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     for number in range(0, 400, 40):
         append(log, *numbered(number, number + 20))
         tailing.run(seconds)
@@ -376,8 +368,7 @@ def test_run_on_a_file_rotated_while_it_is_seen_first_keeps_the_order_of_its_lin
 
     This holds also if the process is paused in between.
     """
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     append(log, *numbered(0, 20))
     stat = Path.stat
 
@@ -401,8 +392,7 @@ def test_start_after_several_rotations_reads_the_files_in_the_order_of_writing(
     for minute, name in enumerate(["app.log.10", "app.log.9", "app.log.1", "app.log"]):
         append(logs / name, *numbered(10 * minute, 10 * minute + 10))
         os.utime(logs / name, (60 * minute, 60 * minute))
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     assert tailing.bodies == numbered(0, 40)
 
 
@@ -410,8 +400,7 @@ def test_run_on_files_renamed_between_finding_and_reading_keeps_the_order_of_wri
     tmp_path: Path, logs: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that was renamed before its turn is searched for: newer files must not be read before it."""
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     older = write_older_and_newer(log)
     scan = FileRegister.scan
 
@@ -429,8 +418,7 @@ def test_run_on_files_renamed_between_finding_and_knowing_keeps_the_order_of_wri
     tmp_path: Path, logs: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same for a file that is renamed before it is read for the first time."""
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     older = write_older_and_newer(log)
     find = PathPatterns.find
 
@@ -447,8 +435,7 @@ def test_run_on_files_renamed_between_finding_and_knowing_keeps_the_order_of_wri
 def test_run_on_a_file_that_begins_differently_waits_for_nothing(tmp_path: Path, logs: Path, log: Path) -> None:
     """Only files that look like copies wait; a common header line alone does not suffice."""
     append(log, b"# a header that all files have", *numbered(0, 100))
-    tailing = Tailing(tmp_path, config_of(logs / "*"))
-    tailing.run(5)
+    tailing = tailed(tmp_path, logs / "*")
     append(logs / "other.log", b"# a header that all files have", *numbered(200, 300))
     tailing.run(2)
     assert len(tailing.bodies) == 202
@@ -458,8 +445,7 @@ def test_run_on_a_file_whose_writer_kept_its_place_skips_the_hole(tmp_path: Path
     """A writer without O_APPEND leaves a hole when the file is truncated; the hole is not a line."""
     with log.open("wb", buffering=0) as writer:
         writer.write(b"".join(body + b"\n" for body in numbered(0, 5_000)))
-        tailing = Tailing(tmp_path, config_of(log))
-        tailing.run(5)
+        tailing = tailed(tmp_path, log)
         os.truncate(log, 0)
         tailing.run(5)
         for number in range(5_000, 5_010):
@@ -471,8 +457,7 @@ def test_run_on_a_file_whose_writer_kept_its_place_skips_the_hole(tmp_path: Path
 def test_run_on_a_file_truncated_in_the_middle_reads_it_again(tmp_path: Path, log: Path) -> None:
     """If the end of a file is gone, the rest may have changed too: it is read from its beginning."""
     append(log, *numbered(0, 100))
-    tailing = Tailing(tmp_path, config_of(log))
-    tailing.run(5)
+    tailing = tailed(tmp_path, log)
     os.truncate(log, 10 * len(b"line 000000 of a log\n"))
     tailing.run(5)
     assert tailing.bodies_by_file == [numbered(0, 100), numbered(0, 10)]
@@ -483,8 +468,7 @@ def test_run_on_a_file_cut_short_sends_its_unfinished_line(tmp_path: Path, log: 
     append(log, *numbered(0, 3))
     with log.open("ab") as writer:
         writer.write(b"half")
-    tailing = Tailing(tmp_path, config_of(log))
-    tailing.run(5)
+    tailing = tailed(tmp_path, log)
     os.truncate(log, 0)
     append(log, b"next")
     tailing.run(5)
@@ -496,8 +480,7 @@ def test_run_on_a_renamed_file_sends_its_unfinished_line_in_the_end(tmp_path: Pa
     append(log, *numbered(0, 3))
     with log.open("ab", buffering=0) as writer:
         writer.write(b"ha")
-        tailing = Tailing(tmp_path, config_of(log))
-        tailing.run(5)
+        tailing = tailed(tmp_path, log)
         rename(log)
         tailing.run(IDLE_SECONDS - 10)
         writer.write(b"lf")
