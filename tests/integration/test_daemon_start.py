@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millrace.v1 import admin_service_pb2, admin_service_pb2_grpc
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START
+from millrace_server.cli.reporting import EXIT_CANNOT_START, EXIT_USAGE
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced, run_millraced
 
@@ -240,7 +240,7 @@ def test_serve_with_a_bad_configuration_makes_nothing(tmp_path: Path) -> None:
     config = tmp_path / "millrace.toml"
     config.write_text("[server]\nreflection = 1\nport = 7070\n")
     result = run_millraced("serve", "--config", config, *options(tmp_path / "data"))
-    assert result.returncode == EXIT_BAD_SETTINGS
+    assert result.returncode == EXIT_USAGE
     assert [line.rpartition(": ")[0] for line in result.stderr.splitlines()] == [
         f"millraced: {config}:2: server.reflection",
         f"millraced: {config}:3: server.port",

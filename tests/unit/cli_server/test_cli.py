@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from millrace_server import logs
 from millrace_server.cli import app
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START
+from millrace_server.cli.reporting import EXIT_CANNOT_START, EXIT_USAGE
 from millrace_server.errors import StartError
 from millrace_server.process import daemon
 
@@ -172,7 +172,7 @@ def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path
     """Both commands print the same, one problem per line, and have an exit code of their own."""
     file.write_text('[server]\nlisten = "x"\nreflection = 1\n[channels.a]\ntype = "fiel"\n')
     result = CliRunner().invoke(app, ["check", str(file)] if command == "check" else ["serve", "--config", str(file)])
-    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert result.exit_code == EXIT_USAGE
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
         f'millraced: {file}:2: server.listen: is "x"; it must be host:port, such as 127.0.0.1:7070 or [::1]:7070',
@@ -198,7 +198,7 @@ def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path
 def test_serve_with_a_bad_option_says_so_in_a_sentence(arguments: list[str], sentence: str) -> None:
     """Options are checked like the file, and control characters in them are escaped."""
     result = CliRunner().invoke(app, ["serve", *arguments])
-    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert result.exit_code == EXIT_USAGE
     assert sentence in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
@@ -207,7 +207,7 @@ def test_serve_with_a_bad_option_says_so_in_a_sentence(arguments: list[str], sen
 def test_command_line_that_is_none_shows_how_it_goes(arguments: list[str]) -> None:
     """Wrong usage exits with 2 and shows the usage."""
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert result.exit_code == EXIT_USAGE
     assert "Usage" in result.output
 
 
@@ -233,7 +233,7 @@ def test_check_as_json_has_paths_and_lines(file: Path) -> None:
     """Programs such as editors get all problems, and an empty list for a valid file."""
     file.write_text('[server]\n\nlisten = "x"\n[channels.a]\ntype = "file"\ncapacity = "many"\n')
     result = CliRunner().invoke(app, ["check", str(file), "--json"])
-    assert (result.exit_code, result.stderr) == (EXIT_BAD_SETTINGS, "")
+    assert (result.exit_code, result.stderr) == (EXIT_USAGE, "")
     assert json.loads(result.stdout) == {
         "file": str(file),
         "is_valid": False,
@@ -258,7 +258,7 @@ def test_check_as_json_has_paths_and_lines(file: Path) -> None:
 def test_serve_with_a_file_as_its_argument_names_the_option() -> None:
     """Other programs take their configuration as an argument."""
     result = CliRunner().invoke(app, ["serve", "agent.toml"])
-    assert (result.exit_code, result.stdout) == (EXIT_BAD_SETTINGS, "")
+    assert (result.exit_code, result.stdout) == (EXIT_USAGE, "")
     assert "unexpected argument 'agent.toml'; name the configuration with --config" in result.stderr
 
 
@@ -267,5 +267,5 @@ def test_check_of_an_imported_file_says_what_is_to_be_filled_in(file: Path) -> N
     source = '[sources.s]\ntype = "taildir"\nchannels = ["c"]\npaths = [{ fill_in = "${env:LOGS}/a" }]\n'
     file.write_text(f'[channels.c]\ntype = "file"\n{source}')
     result = CliRunner().invoke(app, ["check", str(file)])
-    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert result.exit_code == EXIT_USAGE
     assert 'sources.s.paths[0]: is to be filled in, for "${env:LOGS}/a"; it must be text' in result.stderr

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from millrace_server.cli import app
 from millrace_server.cli.flow_drawings import draw_dot, draw_mermaid, draw_text
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS
+from millrace_server.cli.reporting import EXIT_USAGE
 from millrace_server.configuration.flow_graph import FlowGraph, Node, NodeKind, _without_secrets, flow_graph
 from millrace_server.configuration.settings import load_settings
 
@@ -220,7 +220,7 @@ def test_graph_of_a_bad_file_shows_its_problems(tmp_path: Path) -> None:
     path = tmp_path / "millrace.toml"
     path.write_text("[sources.x]\ntype = 'nothing'\n")
     result = CliRunner().invoke(app, ["graph", str(path)])
-    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert result.exit_code == EXIT_USAGE
     assert "sources.x.type" in result.stderr
 
 

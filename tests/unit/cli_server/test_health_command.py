@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace_server.cli import app
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START
+from millrace_server.cli.reporting import EXIT_CANNOT_START, EXIT_USAGE
 
 Respond = Callable[[bytes], str]
 
@@ -61,5 +61,5 @@ def test_health_where_nothing_listens_says_so() -> None:
 def test_health_of_no_address_is_a_usage_error(url: str) -> None:
     """What cannot be asked is refused with an example."""
     result = CliRunner().invoke(app, ["health", url])
-    assert result.exit_code == EXIT_BAD_SETTINGS
+    assert result.exit_code == EXIT_USAGE
     assert "it must be an address such as http://127.0.0.1:7071/healthz" in result.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS
+from millrace_server.cli.reporting import EXIT_USAGE
 from millrace_server.configuration.settings import load_settings
 from tests.unit.repository.checkout import ROOT, read_pyproject
 
@@ -73,7 +73,7 @@ def test_stop_of_the_unit_leaves_the_daemon_its_grace_time(service: configparser
     """Systemd sends the signal that stops the daemon, and kills only after the daemon's own grace time."""
     assert service["KillSignal"] == "SIGTERM"
     assert float(service["TimeoutStopSec"]) > load_settings().server.shutdown_grace_seconds
-    assert service["RestartPreventExitStatus"] == str(EXIT_BAD_SETTINGS)
+    assert service["RestartPreventExitStatus"] == str(EXIT_USAGE)
 
 
 def test_state_directory_of_the_unit_is_the_examples_data_dir(service: configparser.SectionProxy) -> None:

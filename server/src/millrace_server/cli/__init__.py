@@ -23,7 +23,7 @@ from millrace_server.cli.migrate_command import migrate
 from millrace_server.cli.reporting import (
     EXIT_CANNOT_START,
     MEANINGS,
-    complain,
+    failure,
     load_or_exit,
     print_check,
 )
@@ -47,7 +47,7 @@ def _millraced(
 
 
 class LogLevel(StrEnum):
-    """The least level of the log's entries."""
+    """The minimum level of log entries."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -100,27 +100,26 @@ def serve(
     try:
         run(settings, address_file, None if config is None else partial(load_settings, config, overrides))
     except StartError as error:
-        complain(str(error))
-        raise typer.Exit(EXIT_CANNOT_START) from None
-    except Exception:  # noqa: BLE001 - a bug belongs in the log like everything else
+        raise failure(str(error), EXIT_CANNOT_START) from None
+    except Exception:  # noqa: BLE001 - a bug is logged like everything else
         structlog.stdlib.get_logger(__name__).exception("the server failed")
         raise typer.Exit(EXIT_CANNOT_START) from None
 
 
 @contextmanager
 def _quick_imports() -> Iterator[None]:
-    """Imports without what only takes time: searches for garbage, and rich, which the log does without."""
+    """Speeds up the imports of the block: without garbage collection, and without rich, which the log does not need."""
     gc.disable()
-    # structlog imports rich where it can, for tracebacks in colour; that takes as long as gRPC.
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type] # so Python marks what is not to be found
+    # structlog imports rich if it is installed, for coloured tracebacks, and that takes as long as importing gRPC.
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type] # marks it as missing
     try:
-        import structlog  # noqa: F401 - the others find it imported
+        import structlog  # noqa: F401 - later imports find it
 
         if sys.modules["rich"] is None:
             del sys.modules["rich"]
         yield
     finally:
-        # What was imported stays.
+        # What was imported is never garbage.
         gc.freeze()
         gc.enable()
 

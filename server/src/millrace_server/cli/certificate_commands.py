@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, complain
+from millrace_server.cli.reporting import EXIT_CANNOT_START, EXIT_USAGE, failure
 
 if TYPE_CHECKING:
     from millrace_server.network.dev_certificates import DevCertificates
@@ -30,11 +30,12 @@ def dev_certificates(
     try:
         files = make_dev_certificates(folder.absolute(), names or ())
     except ValueError as error:
-        complain(f"--name: {error}")
-        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+        raise failure(f"--name: {error}", EXIT_USAGE) from None
     except OSError as error:
-        complain(f"{error.filename or folder}: cannot be written: {error.strerror}; nothing is overwritten")
-        raise typer.Exit(EXIT_CANNOT_START) from None
+        raise failure(
+            f"{error.filename or folder}: cannot be written: {error.strerror}; nothing is overwritten",
+            EXIT_CANNOT_START,
+        ) from None
     typer.echo(_settings(files))
     client = shlex.join(
         [

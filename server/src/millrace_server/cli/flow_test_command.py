@@ -1,13 +1,13 @@
 """The command `millraced test`."""
 
 from collections.abc import Callable
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_FAILED, complain_of_settings
+from millrace.units import counted
+from millrace_server.cli.reporting import EXIT_FAILED, EXIT_USAGE, print_json, print_problems
 
 if TYPE_CHECKING:
     from millrace_server.configuration.settings import Settings
@@ -33,8 +33,7 @@ def run_flow_tests(
     results = list(run_cases(settings, file))
     failed_count = sum(not result.is_passed for result in results)
     if as_json:
-        document = {"is_passed": not failed_count, "cases": [result.document() for result in results]}
-        typer.echo(dumps(document, indent=2))
+        print_json({"is_passed": not failed_count, "cases": [result.document() for result in results]})
     else:
         _show(results, failed_count)
     if failed_count:
@@ -49,7 +48,7 @@ def _load_both(flows: Path, cases: Path) -> "tuple[Settings, CaseFile]":
     settings = _loaded(lambda: load_settings(flows))
     file = _loaded(lambda: load_cases(cases, settings))
     if settings is None or file is None:
-        raise typer.Exit(EXIT_BAD_SETTINGS)
+        raise typer.Exit(EXIT_USAGE)
     return settings, file
 
 
@@ -59,7 +58,7 @@ def _loaded(load: Callable[[], LoadedT]) -> LoadedT | None:
     try:
         return load()
     except SettingsError as error:
-        complain_of_settings(error)
+        print_problems(error)
         return None
 
 
@@ -70,5 +69,4 @@ def _show(results: "list[CaseResult]", failed_count: int) -> None:
         typer.echo(safe_text(f"{'ok    ' if result.is_passed else 'FAILED'}  {result.name}"))
         for difference in result.differences:
             typer.echo(safe_text(f"        {difference}"))
-    cases = "1 case" if len(results) == 1 else f"{len(results)} cases"
-    typer.echo(f"{cases}: {len(results) - failed_count} passed, {failed_count} failed.")
+    typer.echo(f"{counted(len(results), 'case')}: {len(results) - failed_count} passed, {failed_count} failed.")

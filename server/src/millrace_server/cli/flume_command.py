@@ -1,4 +1,4 @@
-"""`millraced import-flume`: converts the configuration of a Flume agent."""
+"""The command `millraced import-flume`."""
 
 import os
 import tomllib
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, EXIT_CANNOT_START, complain
+from millrace.units import counted
+from millrace_server.cli.reporting import EXIT_CANNOT_START, EXIT_USAGE, failure, print_error
 
 if TYPE_CHECKING:
     from millrace_server.flume_import import ImportedAgent, Property, Wishes
@@ -57,8 +58,7 @@ def import_flume(
     if strict and not imported.is_complete:
         for path in imported.written_files:
             path.unlink(missing_ok=True)
-        complain("nothing was written, since something is left out, and --strict was given")
-        raise typer.Exit(EXIT_BAD_SETTINGS)
+        raise failure("nothing was written, since something is left out, and --strict was given", EXIT_USAGE)
     toml = imported.toml()
     if output is None:
         typer.echo(toml, nl=False)
@@ -70,13 +70,12 @@ def import_flume(
 def _definitions(texts: list[str]) -> dict[str, str]:
     split = [text.partition("=") for text in texts]
     if wrong := [name for name, equals, _ in split if not (name and equals)]:
-        complain(f"--define {wrong[0]}: must be NAME=VALUE")
-        raise typer.Exit(EXIT_BAD_SETTINGS)
+        raise failure(f"--define {wrong[0]}: must be NAME=VALUE", EXIT_USAGE)
     return {name: value for name, _, value in split}
 
 
 def _import(files: list[Path], agent: str | None, wishes: "Wishes") -> "tuple[ImportedAgent, dict[str, str]]":
-    """Returns an agent, and the place of each property as `FILE:LINE`; complains and exits if there is none."""
+    """Returns an agent, and the place of each property as `FILE:LINE`; exits with an error if there is no agent."""
     from millrace_server.flume_import import FlumeImportError, import_agent
 
     properties: list[Property] = []
@@ -88,8 +87,7 @@ def _import(files: list[Path], agent: str | None, wishes: "Wishes") -> "tuple[Im
     try:
         return import_agent(properties, agent, wishes), lines
     except FlumeImportError as error:
-        complain(f"{' and '.join(map(str, files))}: cannot be imported: {error}")
-        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+        raise failure(f"{' and '.join(map(str, files))}: cannot be imported: {error}", EXIT_USAGE) from None
 
 
 def _properties(file: Path) -> "list[Property]":
@@ -108,30 +106,25 @@ def _properties(file: Path) -> "list[Property]":
         reason = f"line {line}: is not UTF-8"
     except (PropertiesError, ValueError) as error:
         reason = str(error)
-    complain(f"{file}: cannot be imported: {reason}")
-    raise typer.Exit(EXIT_BAD_SETTINGS)
+    raise failure(f"{file}: cannot be imported: {reason}", EXIT_USAGE)
 
 
 def _report(imported: "ImportedAgent", lines: dict[str, str]) -> None:
-    """Writes what to know about each property, and a summary."""
+    """Writes a note for each property that has one, and a summary."""
     from millrace_server.flume_import import FATE_WORDS, Fate
 
     for note in imported.notes:
         place = f"{lines[note.key]}: " if note.key in lines else ""
         fate = "note" if note.fate is Fate.CONVERTED else FATE_WORDS[note.fate]
-        complain(f"{place}{note.key}: {fate}: {note.sentence}")
+        print_error(f"{place}{note.key}: {fate}: {note.sentence}")
     for agent, count in imported.other_agents.items():
         owner = f"agent {agent}" if agent else "no agent"
-        complain(f"{_counted(count)} of {owner}: ignored")
+        print_error(f"{counted(count, 'property', 'properties')} of {owner}: ignored")
     total = sum(imported.counts.values())
     parts = ", ".join(f"{imported.counts.get(fate, 0)} {word}" for fate, word in FATE_WORDS.items())
     defaults = ", ".join(f"{count} {FATE_WORDS[fate]}" for fate, count in imported.default_counts.items())
     of_defaults = f"; of Flume's defaults: {defaults}" if defaults else ""
-    complain(f"agent {imported.agent}, {_counted(total)}: {parts}{of_defaults}")
-
-
-def _counted(count: int) -> str:
-    return f"{count} propert{'y' if count == 1 else 'ies'}"
+    print_error(f"agent {imported.agent}, {counted(total, 'property', 'properties')}: {parts}{of_defaults}")
 
 
 def _check(toml: str, output: Path | None) -> None:
@@ -145,8 +138,8 @@ def _check(toml: str, output: Path | None) -> None:
             load_settings(output)
     except SettingsError as error:
         for problem in error.problems:
-            complain(f"to be fixed manually: {problem.located(error.source)}")
-        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+            print_error(f"to be fixed manually: {problem.located(error.source)}")
+        raise typer.Exit(EXIT_USAGE) from None
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -156,5 +149,4 @@ def _write_new(path: Path, text: str) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        complain(f"{path}: cannot be written: {error.strerror}")
-        raise typer.Exit(EXIT_CANNOT_START) from None
+        raise failure(f"{path}: cannot be written: {error.strerror}", EXIT_CANNOT_START) from None

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from millrace_server.cli.reporting import EXIT_CANNOT_START, complain
+from millrace_server.cli.reporting import EXIT_CANNOT_START, failure
 
 _TIMEOUT_SECONDS = 3.0
 
@@ -36,8 +36,7 @@ def health(
     except (OSError, HTTPException) as error:
         if isinstance(error, HTTPError):
             error.close()
-        complain(f"{url}: {_reason(error)}")
-        raise typer.Exit(EXIT_CANNOT_START) from None
+        raise failure(f"{url}: {_reason(error)}", EXIT_CANNOT_START) from None
     typer.echo(text)
 
 

@@ -1,18 +1,18 @@
 """The commands of `millraced` that verify, dump, repair, export, back up and restore a log without a server."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from millrace_server.cli.reporting import EXIT_DAMAGED, complain
+from millrace_server.cli.reporting import EXIT_DAMAGED, print_error, print_json
 
 if TYPE_CHECKING:
     from millrace_server.log_tools.layout import ChannelLayout
     from millrace_server.log_tools.verify import Report
 
 _LINE_LENGTH_MAX = 100_000
-"""Longer lines of a dump are cut; --json shows them whole."""
+"""Longer lines of a dump are cut; --json shows them in full."""
 
 log_app = typer.Typer(
     help="Read a channel's log without a server, and repair one in files. Exit codes: 0 the log is intact, 1 it is "
@@ -55,7 +55,7 @@ def verify(
         document = report_document(log.layout, report)
         lines = list(report_lines(log.layout, report, log.torn_bytes))
     if json:
-        _print_json(document)
+        print_json(document)
     else:
         _print(*lines)
         _show_report(report)
@@ -88,12 +88,12 @@ def dump(
         first = None if start is None else DumpStart.parse(start)
         with readable_log(directories, config, channel, key) as log:
             if state:
-                _print_json(detailed_state_document(log.recover()))
+                print_json(detailed_state_document(log.recover()))
                 return
             for document in log.dump(first, shows_bodies=bodies):
                 is_damaged = is_damaged or "damage" in document
                 if json:
-                    _print_json(document, indent=None)
+                    print_json(document, indent=None)
                 else:
                     _print(record_line(document))
     if is_damaged:
@@ -124,7 +124,7 @@ def repair(
         layout, codec = find_log(directories, config, channel, key)
         done = repair_log(layout, ToolContext(codec, progress), keep=keep, applies=yes)
     if json:
-        _print_json(
+        print_json(
             {
                 "steps": done.steps,
                 "sequences_lost": done.salvage.lost if done.salvage else [],
@@ -171,7 +171,7 @@ def export(
         layout = log.layout
         found = log.export(to, is_avro=file_format == "avro")
     if json:
-        _print_json(
+        print_json(
             {
                 "events": found.event_count,
                 "sequences_lost": found.lost,
@@ -182,9 +182,9 @@ def export(
     else:
         _print(f"Wrote {found.event_count} events of channel {layout.name} to {to}.")
         if found.lost:
-            complain(f"missing are {found.lost_sentence}")
+            print_error(f"missing are {found.lost_sentence}")
         if found.redelivered:
-            complain(f"sequences {shown_ranges(found.redelivered)} may have been consumed")
+            print_error(f"sequences {shown_ranges(found.redelivered)} may have been consumed")
     if found.lost or found.redelivered:
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -251,7 +251,7 @@ def _show_copy(layout: "ChannelLayout", report: "Report", sentence: str, *, json
     from millrace_server.log_tools.reports import report_document
 
     if json:
-        _print_json(report_document(layout, report))
+        print_json(report_document(layout, report))
     else:
         _print(sentence)
         if report.scan.key_ids:
@@ -264,7 +264,7 @@ def _show_report(report: "Report") -> None:
     from millrace_server.log_tools.reports import summary
 
     for sentence in report.sentences:
-        complain(sentence)
+        print_error(sentence)
     _print(summary(report))
 
 
@@ -278,9 +278,3 @@ def _print(*lines: str) -> None:
 
     for line in lines:
         typer.echo(safe_text(line, _LINE_LENGTH_MAX))
-
-
-def _print_json(document: Any, indent: int | None = 2) -> None:
-    from json import dumps
-
-    typer.echo(dumps(document, indent=indent))

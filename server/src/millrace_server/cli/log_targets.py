@@ -26,8 +26,8 @@ from millrace_server.cli.reporting import (
     EXIT_DAMAGED,
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
-    complain,
-    complain_of_settings,
+    print_error,
+    print_problems,
 )
 from millrace_server.configuration.settings import load_settings
 from millrace_server.errors import StartError
@@ -79,7 +79,7 @@ def find_log(
     directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
 ) -> tuple[ChannelLayout, PayloadCodec]:
     """Returns the layout of an existing channel and the codec that reads its log."""
-    # All segments of a log are open at once, possibly more than the soft limit of open files.
+    # All segments of a log are open at once, possibly more than the soft limit of open files allows.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -166,7 +166,7 @@ class BarProgress(ToolProgress):
 
 @contextmanager
 def shown_progress() -> Iterator[ToolProgress]:
-    """Shows progress on standard error until the block ends, if that is a terminal."""
+    """Shows progress until the block ends, if standard error is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield ToolProgress()
@@ -182,13 +182,13 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except SettingsError as error:
-        complain_of_settings(error)
+        print_problems(error)
         raise typer.Exit(EXIT_USAGE) from None
     except BrokenPipeError:
         raise
     except _ERRORS as error:
         sentence, code = _explained(error)
-        complain(sentence)
+        print_error(sentence)
         raise typer.Exit(code) from None
 
 

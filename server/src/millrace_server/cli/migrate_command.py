@@ -1,4 +1,4 @@
-"""The command that moves a channel from files into an engine, and back."""
+"""The command `millraced migrate`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Errors on standard error, and the exit codes of `millraced`."""
+"""The exit codes of `millraced`, errors on standard error, and JSON on standard output."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXIT_CANNOT_START = 1
 """The machine prevents the start: a port is in use, a directory cannot be written, the catalog is damaged."""
 
-EXIT_BAD_SETTINGS = 2
+EXIT_USAGE = 2
 """The command line or the configuration is invalid; another start cannot help."""
 
 EXIT_FAILED = 1
@@ -25,9 +25,6 @@ EXIT_FAILED = 1
 
 EXIT_DAMAGED = 1
 """The files are damaged, or cannot be written."""
-
-EXIT_USAGE = 2
-"""The command line is wrong."""
 
 EXIT_UNAVAILABLE = 3
 """The log is in use, encrypted with a missing key, or of another version; it may be intact."""
@@ -46,17 +43,30 @@ MEANINGS = {
 """The meaning of each code, as `millraced --help` shows it."""
 
 
-def complain(sentence: str) -> None:
+def print_error(sentence: str) -> None:
     """Writes a sentence to standard error."""
     from millrace_server.logs import safe_text
 
     write_note("millraced", safe_text(sentence))
 
 
-def complain_of_settings(error: "SettingsError") -> None:
+def failure(sentence: str, code: int) -> typer.Exit:
+    """Writes a sentence to standard error; returns the exception that exits with a code."""
+    print_error(sentence)
+    return typer.Exit(code)
+
+
+def print_json(document: object, indent: int | None = 2) -> None:
+    """Writes a document to standard output."""
+    from json import dumps
+
+    typer.echo(dumps(document, indent=indent))
+
+
+def print_problems(error: "SettingsError") -> None:
     """Writes each problem of a configuration to standard error."""
     for problem in error.problems:
-        complain(problem.located(error.source))
+        print_error(problem.located(error.source))
 
 
 def load_or_exit(config: Path | None, overrides: dict[str, str]) -> "Settings":
@@ -67,14 +77,12 @@ def load_or_exit(config: Path | None, overrides: dict[str, str]) -> "Settings":
     try:
         return load_settings(config, overrides)
     except SettingsError as error:
-        complain_of_settings(error)
-        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+        print_problems(error)
+        raise typer.Exit(EXIT_USAGE) from None
 
 
 def print_check(config: Path) -> int:
     """Writes the problems of a configuration as JSON to standard output; returns the exit code."""
-    from json import dumps
-
     from millrace.setting_file import SettingsError
     from millrace_server.configuration.settings import load_settings
 
@@ -83,5 +91,5 @@ def print_check(config: Path) -> int:
         load_settings(config)
     except SettingsError as error:
         problems = [problem.document() for problem in error.problems]
-    typer.echo(dumps({"file": str(config), "is_valid": not problems, "problems": problems}, indent=2))
-    return EXIT_BAD_SETTINGS if problems else 0
+    print_json({"file": str(config), "is_valid": not problems, "problems": problems})
+    return EXIT_USAGE if problems else 0

@@ -1,4 +1,4 @@
-"""The settings of a valid configuration in sentences, for `millraced check`."""
+"""The settings of a valid configuration, as text and as TOML, for `millraced check`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, SinkConfig
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.config import DiskChannelConfig, LogChannelConfig, ReplicatedChannelConfig
 from millrace_server.channels.keys import KeyFileError, load_keys
-from millrace_server.cli.reporting import complain
+from millrace_server.cli.reporting import print_error
 from millrace_server.configuration.settings import Settings
 from millrace_server.configuration.toml_text import to_toml
 from millrace_server.hosting.data_dir import data_dirs_of
@@ -104,13 +104,13 @@ def _check_files(name: str, sink: SinkConfig) -> None:
     try:
         sink.check_files()
     except ComponentError as error:
-        complain(f"sink {name} could not connect from here: {error}")
+        print_error(f"sink {name} could not connect from here: {error}")
 
 
 def _check_keys(name: str, paths: Mapping[str, Path]) -> None:
-    """Warns of keys that cannot be used. They are no error, since the file may be meant for another machine."""
+    """Warns of keys that cannot be used. This is not an error, since the file may be for another machine."""
     for key_id, path in paths.items():
         try:
             load_keys({key_id: path})
         except KeyFileError as error:
-            complain(f"channel {name} would not open here: {error}")
+            print_error(f"channel {name} would not open here: {error}")

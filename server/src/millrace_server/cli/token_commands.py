@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from millrace_server.cli.reporting import EXIT_BAD_SETTINGS, complain
+from millrace_server.cli.reporting import EXIT_USAGE, failure, print_error
 
 token_app = typer.Typer(
     help="Create and list the tokens with which clients authenticate.",
@@ -33,13 +33,13 @@ def make(
     """
     from millrace_server.access.tokens import check_identity, hash_of, make_token
 
-    with _complaints("NAME"):
+    with _exit_on_error("NAME"):
         check_identity(name)
-    with _complaints("--tokens-file"):
+    with _exit_on_error("--tokens-file"):
         token = make_token(tokens_file, name)
-    # Only the token goes to standard output, so that it can be written to a client's file.
+    # Only the token goes to standard output, so that it can be redirected to a client's file.
     typer.echo(token)
-    complain(f"{name}: its hash {_shown(hash_of(token))} was added to {tokens_file}; the token itself is not stored")
+    print_error(f"{name}: its hash {_shown(hash_of(token))} was added to {tokens_file}; the token itself is not stored")
 
 
 @token_app.command("list")
@@ -51,7 +51,7 @@ def list_tokens(
     from millrace.command_line.tables import plain_table, show
     from millrace_server.access.tokens import read_tokens
 
-    with _complaints("--tokens-file"):
+    with _exit_on_error("--tokens-file"):
         tokens = [token for token in read_tokens(tokens_file).items() if name in {None, token[1]}]
     show(plain_table(tokens, {"IDENTITY": lambda token: token[1], "HASH": lambda token: _shown(token[0])}))
 
@@ -61,12 +61,10 @@ def _shown(token_hash: str) -> str:
 
 
 @contextmanager
-def _complaints(about: str) -> Iterator[None]:
+def _exit_on_error(about: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        complain(f"{about}: {error}")
-        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+        raise failure(f"{about}: {error}", EXIT_USAGE) from None
     except OSError as error:
-        complain(f"{about}: cannot be written: {error.strerror}")
-        raise typer.Exit(EXIT_BAD_SETTINGS) from None
+        raise failure(f"{about}: cannot be written: {error.strerror}", EXIT_USAGE) from None

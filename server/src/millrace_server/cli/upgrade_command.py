@@ -11,8 +11,9 @@ from millrace_server.cli.reporting import (
     EXIT_DAMAGED,
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
-    complain,
+    failure,
     load_or_exit,
+    print_json,
 )
 
 if TYPE_CHECKING:
@@ -38,8 +39,10 @@ def upgrade(
     if a channel cannot be read.
     """
     if not check:
-        complain("files are converted as the server writes them; see what would change: millraced upgrade --check")
-        raise typer.Exit(EXIT_USAGE)
+        raise failure(
+            "files are converted as the server writes them; see what would change: millraced upgrade --check",
+            EXIT_USAGE,
+        )
     settings = load_or_exit(config, {} if data_dir is None else {"data_dir": data_dir})
 
     from millrace_server.cli.log_targets import exit_on_error
@@ -47,9 +50,7 @@ def upgrade(
     with exit_on_error():
         upgrades = list(_upgrades(config, data_dir))
     if json:
-        from json import dumps
-
-        typer.echo(dumps({"channels": [upgrade.document() for upgrade in upgrades]}, indent=2))
+        print_json({"channels": [upgrade.document() for upgrade in upgrades]})
     else:
         for found in upgrades:
             typer.echo(f"{found.channel}: {found.sentence}")
@@ -75,13 +76,17 @@ def _upgrades(config: Path | None, data_dir: str | None) -> Iterator["ChannelUpg
 
 def _end(upgrades: list["ChannelUpgrade"]) -> None:
     if any(upgrade.problem for upgrade in upgrades):
-        complain(
-            "some channels cannot be read, so it is not known what happens to them: repair them before the upgrade"
+        raise failure(
+            "some channels cannot be read, so it is not known what happens to them: repair them before the upgrade",
+            EXIT_DAMAGED,
         )
-        raise typer.Exit(EXIT_DAMAGED)
     if not all(upgrade.versions.is_known for upgrade in upgrades):
-        complain("some channels are of a later version; start that version, or restore a backup from before it")
-        raise typer.Exit(EXIT_UNAVAILABLE)
+        raise failure(
+            "some channels are of a later version; start that version, or restore a backup from before it",
+            EXIT_UNAVAILABLE,
+        )
     if any(upgrade.versions.is_earlier for upgrade in upgrades):
-        complain("to be able to go back, stop the server and copy these channels first: millraced backup PATH TARGET")
-        raise typer.Exit(EXIT_CONVERTS)
+        raise failure(
+            "to be able to go back, stop the server and copy these channels first: millraced backup PATH TARGET",
+            EXIT_CONVERTS,
+        )

@@ -27,7 +27,7 @@ Document = dict[str, Any]
 _TIMES = {"commit_time", "last_commit_time"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Scripts read these names, which are older than those in the code.
+# Older names, on which scripts rely.
 _KIND_NAMES = {Kind.SYNC_POINT: "MARK", Kind.MEMORY_STATE: "KEEP"}
 
 
@@ -50,9 +50,9 @@ class DumpStart:
 def dump(
     view: LogView, codec: PayloadCodec, start: DumpStart | None = None, *, shows_bodies: bool = False
 ) -> Iterator[Document]:
-    """Yields what each record says, and each gap where a record should be.
+    """Yields the content of each record, and each gap where a record should be.
 
-    Payloads whose key is missing are not decoded. Events are counted, and shown only if `shows_bodies`.
+    Payloads whose key is missing are not decoded. Events are counted; they are shown only if `shows_bodies`.
     Raises UsageError if there is no such segment, and UnknownVersionError at a record of another version.
     """
     if start is not None and all(segment.segment_id != start.segment_id for segment in view.segments):
@@ -77,7 +77,7 @@ def _dump_segment(view: LogView, segment: SegmentView, decoder: "RecordDecoder",
     for item in scanner.records_and_gaps(position, size):
         if isinstance(item, ScannedRecord):
             yield decoder.document(segment.segment_id, scanner, item)
-        # A damaged last segment may end with preallocated zeros, which are no damage.
+        # A damaged last segment may end with preallocated zeros, which are not damage.
         elif item.end is not None or segment.file.read(size - item.position, item.position).strip(b"\0"):
             damage = f"there is no valid record in {(item.end or size) - item.position} bytes"
             yield {"segment": segment.segment_id, "position": item.position, "damage": damage}
@@ -91,7 +91,7 @@ class RecordDecoder:
         self._shows_bodies = shows_bodies
 
     def document(self, segment_id: int, scanner: SegmentScanner, record: ScannedRecord) -> Document:
-        """Returns what a record says, or how it is damaged."""
+        """Returns the content of a record, or how it is damaged."""
         head = record.head
         document: Document = {
             "segment": segment_id,
@@ -139,7 +139,7 @@ def _document_of(message: Message) -> Document:
 
 
 def time_text(micros: int) -> str | None:
-    """Returns the time of a commit in ISO 8601; None for no time."""
+    """Returns the time of a commit in ISO 8601; None if it is 0."""
     try:
         return (_EPOCH + timedelta(microseconds=micros)).isoformat(timespec="microseconds") if micros else None
     except OverflowError:

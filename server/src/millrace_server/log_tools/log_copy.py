@@ -23,24 +23,24 @@ _SEGMENT_BYTES = 256 << 20
 
 
 Part = tuple[int, event_pb2.EventColumns, Sequence[int]]
-"""The sequence of the first of some events, the events, and when each of them was committed."""
+"""The sequence of the first of some events, the events, and the commit time of each."""
 
 
 async def write_log(log: Log, state: State, parts: Iterable[Part]) -> None:
-    """Writes a channel to a log that was started and holds nothing.
+    """Writes a channel to a log that was started and is empty.
 
-    What lies between the parts, and behind them, is passed over as the reserve of each STATE allows. Each COMMIT tells
-    the gaps next to it, so that they are known whatever else of the log is lost.
+    The sequences between the parts, and after them, are skipped, which the reserve of each STATE permits. Each COMMIT
+    states the gaps next to it, so that they are known even if other records are lost.
 
     Raises:
-        NoSpaceError: The log has no space for it.
-        ToolError: The log refuses it for another reason.
+        NoSpaceError: The log has no space for the events.
+        ToolError: They could not be written for another reason.
     """
     records: list[Record] = [state_record(state)]
     begins_segment, size, segment_bytes = True, 0, 0
     end_sequence = 1
     for part, following in pairwise(chain(parts, [None])):
-        assert part is not None, "only the last one has none behind it"
+        assert part is not None, "only the last element is None"
         sequence, columns, times = part
         payload = columns.SerializeToString()
         commit = _commit(sequence, columns, len(payload), times)
@@ -62,7 +62,7 @@ async def write_log(log: Log, state: State, parts: Iterable[Part]) -> None:
 
 
 async def write_new_files(log: WriteAheadLog, state: State, parts: Iterable[Part]) -> None:
-    """Does the same with a log in files, which it opens and closes; raises DamagedError if that holds records."""
+    """Does the same for a log in files, which it opens and closes; raises DamagedError if it is not empty."""
     try:
         if any(True for _ in log.replay()):
             raise DamagedError("the new log is not empty")
@@ -72,23 +72,28 @@ async def write_new_files(log: WriteAheadLog, state: State, parts: Iterable[Part
         await asyncio.to_thread(log.close)
 
 
-def copied(recovered: Recovered) -> tuple[State, Iterator[Part]]:
-    """Returns a recovered channel as `write_log` takes it: sequences, commit times, stamps and the claim are kept."""
-    first_sequence = recovered.queue.first_sequence
-    state = State(
+def contents_of(recovered: Recovered) -> tuple[State, Iterator[Part]]:
+    """Returns a recovered channel for `write_log`: sequences, commit times, stamps and the claim are kept."""
+    queue = recovered.queue
+    state = state_of(recovered, queue.first_sequence, max((batch.end_sequence for batch in queue), default=0))
+    return state, (part for batch in queue for part in _parts(batch))
+
+
+def state_of(recovered: Recovered, first_sequence: int | None, end_sequence: int) -> State:
+    """Returns the state of a channel whose events have sequences in this range; None and 0 if there are no events."""
+    return State(
         recovered.next_sequence if first_sequence is None else first_sequence,
         recovered.ledger.snapshot(),
         list(recovered.ended.items()),
         recovered.claim,
         recovered.last_commit_time,
         recovered.next_sequence,
-        max((batch.end_sequence for batch in recovered.queue), default=0),
+        end_sequence,
     )
-    return state, (part for batch in recovered.queue for part in _parts(batch))
 
 
 def _parts(batch: StoredBatch) -> Iterator[Part]:
-    """Yields a batch as one record has it, with the commit time of each event; with too many keys, event by event."""
+    """Yields a batch as one part, or each event as one if the batch has too many header keys for a record."""
     columns = event_pb2.EventColumns.FromString(bytes(batch.window.columns()))
     times = [batch.first_time + offset for offset in batch.commit_offsets()] or [batch.first_time] * batch.count
     if len(columns.headers) <= HEADER_KEYS_MAX:
@@ -125,7 +130,7 @@ async def _submit(log: Log, records: Sequence[Record], *, begins_segment: bool) 
 
 
 def check_same(before: Recovered, after: Recovered, where: str) -> None:
-    """Raises DamagedError if two recoveries are not of the same channel, wherever its events lie."""
+    """Raises DamagedError if two recoveries differ, apart from the locations of events."""
     found = differences(before, after, compares_places=False)
     if found:
         raise DamagedError(f"{where}: returns other bytes than were written: {', '.join(found)}")

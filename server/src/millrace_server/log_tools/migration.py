@@ -1,9 +1,9 @@
 """Moves a channel that no server uses from files into a stream of an engine, and back.
 
-At each moment at most one of the two can be opened by a server. A stream is marked until all is in it, and a marked one
-is opened by no server; files are written under another name. When the copy was compared with the original, files that
-were moved are renamed to `NAME.migrated`, with a mark in their place, and a stream that was moved stays marked. So a
-migration that was interrupted is run again: it then continues, or begins again where nothing was decided.
+At any moment, a server can open at most one of the two. A stream is marked until it is complete, and no server opens a
+marked stream; files are written under another name. After the copy was compared with the original, files that were
+moved are renamed to `NAME.migrated`, with a mark in their place, and a stream that was moved stays marked. An
+interrupted migration is run again: it continues if the copy was complete, and starts over otherwise.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from millrace_server.log_tools.layout import (
     UsageError,
     find_layout,
 )
-from millrace_server.log_tools.log_copy import check_same, copied, write_log, write_new_files
+from millrace_server.log_tools.log_copy import check_same, contents_of, write_log, write_new_files
 from millrace_server.log_tools.stream_view import StreamView
 from millrace_server.log_tools.verify import recover_without
 from millrace_server.log_tools.view import open_view
@@ -46,13 +46,13 @@ from millrace_server.wal.writer_threads import WriterThreads
 
 COPYING, COPIED = "copying from files", "copied from files"
 MOVING, MOVED = "moving to files", "moved to files"
-"""What a stream is marked with."""
+"""The marks of a stream."""
 
 _ADDRESS = "millraced migrate"
 _ID_BYTES = 16
 _POLL_SECONDS = 0.2
 _STREAM_SHARE = 1.5
-"""How much larger than its events a stream should be; see docs/replicated.md."""
+"""The recommended size of a stream, as a multiple of its events' size; see docs/replicated.md."""
 _MIGRATED = ".migrated"
 # Channel names cannot contain a tilde, so these never clash with the directory of another channel.
 _UNFINISHED = ".migrating~"
@@ -61,7 +61,7 @@ _REMOVED = ".removed~"
 
 @dataclass(frozen=True, slots=True)
 class StreamPlace:
-    """A channel in a stream, or where it is to be."""
+    """Where a channel in a stream is, or will be."""
 
     name: str
     engine: Engine
@@ -73,7 +73,7 @@ class StreamPlace:
         return Stream(self.engine, self.name, self.limits)
 
     def state(self) -> StreamState | None:
-        """Returns the stream's state; None where there is none. Raises EngineError."""
+        """Returns the stream's state, or None if there is no stream; raises EngineError."""
         try:
             return self.engine.call(self.stream.state()).result()
         except StreamMissingError:
@@ -91,15 +91,15 @@ def into_stream(source: FilesPlace, target: StreamPlace) -> int:
 
     Raises:
         DirectoryInUseError, UnavailableError: A server uses the channel, or the engine does not respond.
-        UsageError: There is no such channel, or another one is in the stream, or the stream is to be too small.
-        DamagedError: The files are damaged; or the stream returns other bytes than were written.
+        UsageError: There is no such channel, the stream holds another one, or its configured size is too small.
+        DamagedError: The files are damaged, or the stream returns other bytes than were written.
     """
     state = target.state()
     if state is not None and state.migration == COPIED and not all(map(_holds_channel, source.directories)):
-        # It was decided: the files were being put aside.
+        # The copy is complete; an earlier run was interrupted while it moved the files aside.
         return _finish_stream(source, target, state)
     if state is not None and not state.migration and all(_was_moved(path, state) for path in source.directories):
-        # It was finished, and is run again all the same.
+        # An earlier run has finished.
         return _recovered(target, state).queue.event_count
     if missing := [path for path in source.directories if not path.is_dir()]:
         raise UsageError(f"{missing[0]}: there is no channel")
@@ -119,13 +119,13 @@ def into_stream(source: FilesPlace, target: StreamPlace) -> int:
             creating = target.stream.create(identity.channel_id, identity.made_at_microseconds, COPYING)
             _fill_stream(target, target.engine.call(creating).result(), recovered)
         target.mark(COPIED)
-        copied = target.state()
-        assert copied is not None, "it was created"
-        return _finish_stream(source, target, copied)
+        filled = target.state()
+        assert filled is not None, "it was created"
+        return _finish_stream(source, target, filled)
 
 
 def _check_target(target: StreamPlace, state: StreamState | None, identity: ChannelIdentity) -> None:
-    """Raises UsageError if the stream holds something that is not a copy, or a former life, of this channel."""
+    """Raises UsageError if the stream holds anything but an unfinished or a former copy of this channel."""
     if state is None:
         return
     if not state.migration:
@@ -144,7 +144,7 @@ def _fill_stream(target: StreamPlace, state: StreamState, recovered: Recovered) 
         raise DamagedError(f"stream {target.stream.name}: holds records, though it is new")
     log.start(WriterThreads(), Histograms())
     try:
-        asyncio.run(write_log(log, *copied(recovered)))
+        asyncio.run(write_log(log, *contents_of(recovered)))
     except NoSpaceError as error:
         needed = sum(len(bytes(batch.window.columns())) for batch in recovered.queue)
         raise UsageError(
@@ -164,7 +164,7 @@ def _finish_stream(source: FilesPlace, target: StreamPlace, state: StreamState) 
     for path in source.directories:
         if not _was_moved(path, state):
             _put_aside(path, mark)
-    # A former stream of this name may have had greater epochs.
+    # A former stream of this name may have had higher epochs.
     _forget_owner(target)
     event_count = _recovered(target, state).queue.event_count
     target.mark("")
@@ -172,7 +172,7 @@ def _finish_stream(source: FilesPlace, target: StreamPlace, state: StreamState) 
 
 
 def _put_aside(path: Path, mark: ChannelFile) -> None:
-    """Renames a directory, and leaves one in its place that says where the channel is."""
+    """Renames a directory, and creates one in its place that states where the channel is."""
     marked = path.with_name(path.name + _UNFINISHED)
     aside = path.with_name(path.name + _MIGRATED)
     if aside.exists():
@@ -187,12 +187,12 @@ def _put_aside(path: Path, mark: ChannelFile) -> None:
 
 
 def _holds_channel(path: Path) -> bool:
-    """Whether there is something else than the mark of a channel that was moved."""
+    """Whether a directory exists and is not the mark of a channel that was moved."""
     return path.exists() and not ((file := ChannelFile.read(path)) and file.moved_to)
 
 
 def _was_moved(path: Path, state: StreamState) -> bool:
-    """Whether a directory says that the channel of a stream was moved."""
+    """Whether a directory is the mark of a stream's channel."""
     file = ChannelFile.read(path)
     return file is not None and bool(file.moved_to) and file.identity.channel_id == state.channel_id
 
@@ -223,7 +223,7 @@ def into_files(source: StreamPlace, target: FilesPlace) -> int:
     Raises:
         UnavailableError: A server owns the channel, or the engine does not respond.
         UsageError: There is no such channel, or something else is where the files are to be.
-        DamagedError: The stream is damaged; or the disk returns other bytes than were written.
+        DamagedError: The stream is damaged, or the disk returns other bytes than were written.
     """
     state = source.state()
     if state is None:
@@ -240,7 +240,7 @@ def into_files(source: StreamPlace, target: FilesPlace) -> int:
     if layout.identity is None or layout.identity.channel_id != state.channel_id:
         raise UsageError(f"{home}: is not the channel of stream {source.stream.name}; move it away")
     if not state.migration and ((now := source.state()) is None or now.migration != MOVING):
-        # Both were there, and could be opened: neither may be given up unseen.
+        # Both can be opened, and either may have events that the other lacks.
         raise UsageError(f"{home} and stream {source.stream.name} both hold the channel; move one of them away")
     source.mark(MOVED)
     with open_view(layout, is_live=False) as view:
@@ -250,7 +250,7 @@ def into_files(source: StreamPlace, target: FilesPlace) -> int:
 def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) -> None:
     _refuse_owner(source)
     source.mark(MOVING)
-    # No server opens it from now on, and the one that may own it still appends nothing more.
+    # From now on no server opens the stream, and one that may still own it cannot append.
     chain = Chain(source.engine, source.stream, state)
     chain.fence(_ADDRESS)
     fenced = source.state()
@@ -265,12 +265,12 @@ def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) ->
         identity = ChannelIdentity(source.name, state.channel_id, log_id, state.made_at_microseconds)
         ChannelFile(identity, 0, 1).write(unfinished)
         log = WriteAheadLog(SegmentFiles(OsDisk(), [unfinished], log_id), target.codec)
-        asyncio.run(write_new_files(log, *copied(recovered)))
+        asyncio.run(write_new_files(log, *contents_of(recovered)))
         with open_view(find_layout([unfinished]), is_live=False) as view:
             check_same(recovered, recover_without(view, target.codec), str(unfinished))
         now = source.state()
         if now is None or now.last_sequence != fenced.last_sequence:
-            # It had opened the stream just before that was marked.
+            # It opened the stream just before that was marked.
             raise UnavailableError(
                 f"a server has taken over channel {source.name} in the meantime; stop it, then run it again"
             )
@@ -284,7 +284,7 @@ def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) ->
 
 
 def _refuse_owner(place: StreamPlace) -> None:
-    """Raises UnavailableError if a server that lives owns the channel; waits for a sign of life of one that may."""
+    """Raises UnavailableError if a running server owns the channel; waits until its lease is renewed or has expired."""
 
     async def find() -> str:
         bucket = await JetStreamBucket.opened(place.engine, place.limits.replicas)

@@ -1,4 +1,4 @@
-"""A channel's files as they were at one moment, while a server continues writing and removing them."""
+"""Read-only snapshots of a channel's files, which a server may go on writing and removing."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from typing import Never
 _BLOCK_BYTES = 4096
 
 ReadBytes = Callable[[int, int], bytes]
-"""Reads `length` bytes at `offset`, fewer only at the end."""
+"""Reads a number of bytes at an offset, fewer only at the end."""
 
 
 def _refuse(*_: object, **__: object) -> Never:
@@ -17,7 +17,7 @@ def _refuse(*_: object, **__: object) -> Never:
 
 
 class ReadOnlyFile:
-    """A file up to a length. What the disk cannot read reads as zeros, so checksums show it as damage."""
+    """A file up to a length. Blocks that the disk cannot read are returned as zeros, so checksums report them."""
 
     def __init__(self, read: ReadBytes, length: int) -> None:
         self._read = read
@@ -32,7 +32,7 @@ class ReadOnlyFile:
         try:
             return self._read(length, offset)
         except OSError:
-            # The disk has lost a block somewhere in this range. The others are still wanted.
+            # The disk has lost a block in this range; the others are read one by one.
             return self._read_around_errors(length, offset)
 
     def _read_around_errors(self, length: int, offset: int) -> bytes:

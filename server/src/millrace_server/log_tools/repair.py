@@ -1,8 +1,8 @@
 """Repairs a damaged channel, after copying all of its files.
 
-A damaged log is not mended in place: what it still has is written as a new log, which replaces it. Other repairs need
-no new log: damaged checkpoints are removed, since the log has everything that was in them, and a missing
-`channel.json` is made of what the segments and the other directories say.
+A damaged log is not modified: the readable part is written as a new log, which replaces it. Other repairs need no new
+log: damaged checkpoints are removed, since the log has everything that was in them, and a missing `channel.json` is
+rebuilt from the segments and the other directories.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from millrace_server.log_tools.layout import (
     find_layout,
     segment_paths,
 )
-from millrace_server.log_tools.log_copy import Part, write_new_files
+from millrace_server.log_tools.log_copy import Part, state_of, write_new_files
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
 from millrace_server.log_tools.salvage import PieceReader, Salvage, salvage
 from millrace_server.log_tools.scanning import DamageKind
@@ -46,12 +46,12 @@ from millrace_server.wal.segments import LogCorruptError, SegmentFiles
 
 @dataclass(slots=True)
 class Repair:
-    """A repair that was done, or would be."""
+    """A repair that was done, or that would be done."""
 
     steps: list[str] = field(default_factory=list)
-    """A phrase for each; empty if nothing is wrong."""
+    """A phrase for each step; empty if nothing is damaged."""
     salvage: Salvage | None = None
-    """What the new log has; None if the log stays as it is."""
+    """The contents of the new log; None if the log stays unchanged."""
     keep: Path | None = None
     """The copy of the files; None if nothing was changed."""
     report: Report | None = None
@@ -59,10 +59,10 @@ class Repair:
 
 
 def repair(layout: ChannelLayout, tools: ToolContext, *, keep: Path | None = None, applies: bool = False) -> Repair:
-    """Repairs a channel that no server uses, or returns how it would.
+    """Repairs a channel that no server uses, or only returns the steps.
 
-    If it `applies` the steps, it first copies all files to `keep`, or next to the channel. If it is interrupted, the
-    channel is as it was before, or as it should be afterwards.
+    With `applies`, all files are first copied to `keep`, by default next to the channel. If the repair is interrupted,
+    the channel is either unchanged or repaired.
 
     Raises:
         DirectoryInUseError: A server uses the channel.
@@ -85,7 +85,7 @@ def repair(layout: ChannelLayout, tools: ToolContext, *, keep: Path | None = Non
         for path in checkpoints:
             _remove(tools.disk, path)
         first_id = done.salvage.next_segment_id if done.salvage else 0
-        # A new log lacks no events that were in memory only.
+        # A new log lacks no events from memory.
         has_memory = layout.has_memory and not first_id
         marked = {path: replace(file, repaired_from=first_id, has_memory=has_memory) for path, file in files.items()}
         for path, file in marked.items():
@@ -111,7 +111,7 @@ def _plan(view: LogView, tools: ToolContext) -> tuple[Repair, list[Path]]:
                 f"{damage.sentence}; move away what does not belong here, or give it the name of its own segment, then "
                 "start again"
             )
-    # A valid checkpoint may need segments that are gone, or know of more than the log has: then the log is damaged.
+    # The log is also damaged if a valid checkpoint needs segments that are gone, or covers more than the log has.
     knows_more = any(
         (one.state is CheckpointState.DAMAGED and one.position is not None)
         or (one.state is CheckpointState.GOOD and _is_unusable(view, tools.codec, one.path))
@@ -125,7 +125,7 @@ def _plan(view: LogView, tools: ToolContext) -> tuple[Repair, list[Path]]:
 
 
 def _is_unusable(view: LogView, codec: PayloadCodec, checkpoint: Path | None) -> bool:
-    """Whether a valid checkpoint, or the log without any, leads to no channel, or to another than the log."""
+    """Whether recovery from a valid checkpoint, or from the log alone, fails or differs from that of the whole log."""
     try:
         return bool(differences(recover_from(view, codec, None), recover_from(view, codec, checkpoint)))
     except LogCorruptError:
@@ -160,7 +160,7 @@ def _rebuilt_files(layout: ChannelLayout) -> dict[Path, ChannelFile]:
     count = max((file.count for file in layout.files.values()), default=0) or len(holding) or 1
     used = {file.index for file in layout.files.values()}
     free = [index for index in range(count) if index not in used]
-    # Those with segments first: one without may have been for checkpoints only.
+    # Those with segments first: one without segments may have held only checkpoints.
     nameless = sorted(layout.problems, key=lambda path: path not in holding)
     return {path: ChannelFile(identity, free.pop(0) if free else CHECKPOINTS_ONLY, count) for path in nameless}
 
@@ -171,7 +171,7 @@ def _new_identity(layout: ChannelLayout) -> ChannelIdentity:
             f"{layout.directories[0]}: no file states the channel's name, and the directory's name is not a valid one; "
             "move its files into a directory that has the channel's name"
         )
-    # Epochs count up from the creation time. Created now, so that none is granted again.
+    # Epochs count up from the creation time, so with the current time none is granted twice.
     return ChannelIdentity(layout.name, layout.log_id, layout.log_id, time.time_ns() // 1000)
 
 
@@ -208,7 +208,7 @@ def _write_log(view: LogView, found: Salvage, files: dict[Path, ChannelFile], to
     directories = [path / REPAIRED for _, path in by_index]
     for directory in directories:
         with os_errors_as_refusals("write", directory):
-            # An attempt that was interrupted may have left one.
+            # An interrupted attempt may have left one.
             shutil.rmtree(directory, ignore_errors=True)
             backup.make_empty_directory(directory)
     layout = replace(view.layout, directories=tuple(directories), checkpoint_dir=directories[0], files={}, problems={})
@@ -227,7 +227,7 @@ def _write_log(view: LogView, found: Salvage, files: dict[Path, ChannelFile], to
 
 
 def _codec_like(codec: PayloadCodec, found: Salvage) -> PayloadCodec:
-    """Returns a codec that encodes as the newest records are encoded: what was encrypted stays so."""
+    """Returns a codec that encodes like the newest records, so that encrypted events stay encrypted."""
     return replace(
         codec,
         active_key_id=codec.active_key_id or found.key_id,
@@ -236,21 +236,14 @@ def _codec_like(codec: PayloadCodec, found: Salvage) -> PayloadCodec:
 
 
 def _new_state(found: Salvage) -> State:
-    recovered = found.recovered
-    claim = recovered.claim
-    if found.is_doubtful:
-        # Epochs are microseconds since 1970, or above those that were granted: none is granted again.
-        epoch = max(time.time_ns() // 1000, claim.epoch if claim else 0)
-        claim = ClaimRecord(claim.reader_id if claim else "", epoch, 0.0, has_ended=True)
-    return State(
-        found.pieces[0].first_sequence if found.pieces else recovered.next_sequence,
-        recovered.ledger.snapshot(),
-        list(recovered.ended.items()),
-        claim,
-        recovered.last_commit_time,
-        recovered.next_sequence,
-        found.pieces[-1].last_sequence + 1 if found.pieces else 0,
-    )
+    first_sequence = found.pieces[0].first_sequence if found.pieces else None
+    state = state_of(found.recovered, first_sequence, found.pieces[-1].last_sequence + 1 if found.pieces else 0)
+    if not found.is_doubtful:
+        return state
+    # Epochs are microseconds since 1970 or higher, so with the current time none is granted twice.
+    epoch = max(time.time_ns() // 1000, state.claim.epoch if state.claim else 0)
+    reader_id = state.claim.reader_id if state.claim else ""
+    return replace(state, claim=ClaimRecord(reader_id, epoch, 0.0, has_ended=True))
 
 
 def _parts(found: Salvage, reader: PieceReader) -> Iterator[Part]:

@@ -1,4 +1,4 @@
-"""What the tools found, as JSON and as text."""
+"""Reports of the tools as JSON and as text."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from millrace_server.wal.records import LogPosition
 
 
 def report_document(layout: ChannelLayout, report: Report) -> Document:
-    """Returns a report for scripts."""
+    """Returns a report as JSON."""
     scan = report.scan
     return {
         "is_good": report.is_good,
@@ -59,7 +59,7 @@ def report_document(layout: ChannelLayout, report: Report) -> Document:
 
 
 def state_document(recovered: Recovered) -> Document:
-    """Returns a channel's state for scripts."""
+    """Returns a channel's state as JSON."""
     return {
         "events": recovered.queue.event_count,
         "first_sequence": recovered.queue.first_sequence,
@@ -85,7 +85,7 @@ def _position_document(position: LogPosition) -> Document:
 
 
 def detailed_state_document(recovered: Recovered) -> Document:
-    """Returns a channel's state with each batch, producer and ended transaction."""
+    """Returns a channel's state as JSON, with each batch, producer and ended transaction."""
     document = state_document(recovered)
     document["batches"] = [
         {
@@ -113,7 +113,7 @@ def detailed_state_document(recovered: Recovered) -> Document:
 
 
 def report_lines(layout: ChannelLayout, report: Report, torn_bytes: int = 0) -> Iterator[str]:
-    """Yields the lines of a report for people, without the problems."""
+    """Yields the lines of a report as text, without the problems."""
     scan = report.scan
     yield f"Channel {layout.name}: log {layout.log_id.hex()} in {' and '.join(map(str, layout.directories))}."
     for one in scan.segments:

@@ -35,7 +35,7 @@ class CheckpointState(enum.Enum):
     MISSING = "missing"
     GOOD = "good"
     STALE = "stale"
-    """It is valid, but segments that it needs were removed since; the server passes it over."""
+    """It is valid, but segments that it needs have been removed; the server skips it."""
     DAMAGED = "damaged"
     UNCHECKED = "not checked"
 
@@ -48,22 +48,20 @@ class CheckpointReport:
     state: CheckpointState
     position: LogPosition | None = None
     """Where replay begins with it; None if it cannot be read."""
-    first_needed_segment: int = 0
-    """The oldest segment that it refers to."""
     problem: str = ""
 
 
 @dataclass(slots=True)
 class Report:
-    """What was found in a channel's files."""
+    """The result of checking a channel's files."""
 
     scan: LogScan
     checkpoints: list[CheckpointReport] = field(default_factory=list)
     recovered: Recovered | None = None
-    """The channel as the server would find it; None if it would not open, or if nothing was decoded."""
+    """The channel as a server would recover it; None if it would not open, or if nothing was decoded."""
     is_openable: bool = False
     problems: list[str] = field(default_factory=list)
-    """What is wrong besides the damages of the scan."""
+    """Problems besides the damages of the scan."""
 
     @property
     def sentences(self) -> list[str]:
@@ -89,7 +87,7 @@ class LogSource:
 
 
 def verify(view: LogView, codec: PayloadCodec, progress: ToolProgress, *, decodes: bool = True) -> Report:
-    """Reads all of a channel, and recovers it from each point from which the server might. Changes nothing.
+    """Reads a whole channel, and recovers it from each point from which a server might. Changes nothing.
 
     Unless `decodes`, only checksums are compared. Raises KeyMissingError if a key was not given, and
     UnknownVersionError at a segment of another version.
@@ -143,17 +141,17 @@ def _check_references(view: LogView, path: Path, checkpoint: Checkpoint) -> Chec
         problem = f"needs segment {needed}, and the log begins after it"
         # A channel that stops keeping the previous checkpoint leaves its file behind.
         state = CheckpointState.STALE if path.name == PREVIOUS else CheckpointState.DAMAGED
-    return CheckpointReport(path, state, position, needed, problem)
+    return CheckpointReport(path, state, position, problem)
 
 
 def recover_from(view: LogView, codec: PayloadCodec, checkpoint: Path | None) -> Recovered:
-    """Recovers a channel as the server would if it had only this checkpoint, or none."""
+    """Recovers a channel as a server would if it had only this checkpoint, or none."""
     return recover_without(view, codec, [path for path in view.checkpoint_paths if path != checkpoint])
 
 
 def recover_without(view: LogView, codec: PayloadCodec, left_out: Sequence[Path] = ()) -> Recovered:
-    """Recovers a channel as the server would without some of its checkpoints; LogCorruptError: it would not open."""
-    # The server's own recovery, on a read-only disk: the tools cannot come to another result than the server.
+    """Recovers a channel as a server would without some of its checkpoints; raises LogCorruptError if that fails."""
+    # The server's own recovery on a read-only disk, so that the tools come to the same result as the server.
     log = WriteAheadLog(SegmentFiles(view.disk, view.layout.directories, view.layout.log_id), codec)
     files = checkpoint_files(view, codec, left_out)
     return recover(log, files, LogSource(log), ReplayProgress(), read_only=True)
@@ -174,7 +172,7 @@ def _starts(
 def compare_recoveries(
     report: Report, starts: Iterable[tuple[str, Callable[[], Recovered]]], recover_all: Callable[[], Recovered]
 ) -> None:
-    """Recovers a channel from each start, and reports which do not lead to the same; the server's own is the last."""
+    """Recovers a channel from each start, the server's own last, and reports those with different results."""
     first = ""
     for name, recover_one in starts:
         try:
@@ -201,7 +199,7 @@ def _add_problem(report: Report, sentence: str) -> None:
 
 
 def differences(one: Recovered, other: Recovered, *, compares_places: bool = True) -> list[str]:
-    """Returns how two recoveries of one channel differ; `compares_places`: also by the segments of their events."""
+    """Returns how two recoveries of a channel differ; with `compares_places`, also in the segments of their events."""
     found: list[str] = []
     if batches_of(one, has_places=compares_places) != batches_of(other, has_places=compares_places):
         found.append(f"it holds {one.queue.event_count} events and {other.queue.event_count}")
@@ -217,10 +215,10 @@ def differences(one: Recovered, other: Recovered, *, compares_places: bool = Tru
 
 
 def batches_of(recovered: Recovered, *, has_places: bool = True) -> Sequence[tuple[int, int, int, int, int]]:
-    """Returns a queue as ranges without a gap.
+    """Returns a queue as contiguous ranges.
 
-    Of each the first and the end sequence, the segment, the bytes of the bodies, and a checksum of the times. Not its
-    batches: which small ones are one run depends on where the recovery began.
+    Each has its first and end sequence, its segment, the bytes of its bodies, and a checksum of the commit times.
+    Batches cannot be compared, since where the recovery began decides which small ones form a run.
     """
     ranges: list[tuple[int, int, int, int, int]] = []
     for batch in recovered.queue:
@@ -241,7 +239,7 @@ def batches_of(recovered: Recovered, *, has_places: bool = True) -> Sequence[tup
 def _ledgers_differ(one: Recovered, other: Recovered) -> bool:
     mine, theirs = dict(one.ledger.producers()), dict(other.ledger.producers())
     if len(mine) >= PRODUCERS_MAX or len(theirs) >= PRODUCERS_MAX:
-        # Which producers were forgotten may depend on where replay began.
+        # Which producers were forgotten depends on where replay began.
         return any(mine[name] != theirs[name] for name in mine.keys() & theirs.keys())
     return mine != theirs
 
@@ -252,7 +250,7 @@ def _endings_differ(one: EndedTxns, other: EndedTxns) -> bool:
         return True
     if len(mine) >= ENDED_MAX or len(theirs) >= ENDED_MAX:
         return False
-    # Rollbacks are recorded only if the disk has space, so only committed transactions must agree.
+    # Rollbacks are logged only if the disk has space, so only committed transactions must agree.
     known = mine | theirs
     return any(known[txn_id].state is TxnState.COMMITTED for txn_id in mine.keys() ^ theirs.keys())
 

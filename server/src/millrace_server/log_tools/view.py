@@ -55,11 +55,11 @@ class LogView:
     segments: Sequence[SegmentView]
     """Ordered by id."""
     torn_bytes: int
-    """Bytes behind the last record: a crash left them, or they were being written."""
+    """Bytes after the last record: a crash left them, or they were being written."""
     is_damaged: bool
-    """Whether synced bytes of the last segment are damaged. The view then has all of the file that was ever written."""
+    """Whether synced bytes of the last segment are damaged. The view then has everything ever written to the file."""
     written_bytes: int
-    """How much of the last segment was ever written, as far as the file system tells."""
+    """How much of the last segment was ever written, as far as the file system shows."""
     _opened: ExitStack
 
     @property
@@ -98,7 +98,7 @@ class _OpenFiles:
 def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
     """Opens a view of a channel's files. Changes nothing and takes no lock.
 
-    If `is_live`, a server may be writing, so the end of the log may have to be awaited.
+    If `is_live`, a server may be writing, and the call may have to wait for the end of the log.
 
     Raises:
         UnavailableError: Segments come and go faster than they can be opened, or one cannot be read.
@@ -108,7 +108,7 @@ def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
     for _ in range(TRIES_MAX):
         with ExitStack() as opened:
             files = _open_all(layout, opened)
-            # A gap may only be apparent, because directories are listed one after the other. One that stays is real.
+            # Directories are listed one after the other, so a gap may only be apparent; one that persists is real.
             ids = [segment_id for segment_id, _, _ in files.segments] if files else []
             has_gap = any(after != before + 1 for before, after in pairwise(ids))
             if files and (ids == ids_before or not has_gap):
@@ -122,7 +122,7 @@ def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
 
 def _open_all(layout: ChannelLayout, opened: ExitStack) -> _OpenFiles | None:
     """Opens all files; returns None if one was removed in the meantime."""
-    # The checkpoints first: what one refers to existed before it, and stays until it has a successor.
+    # The checkpoints first: the segments that one refers to existed before it, and stay until it has a successor.
     before = {path for _, path in segment_paths(layout.directories)}
     checkpoints = {
         path: file
@@ -154,7 +154,7 @@ def _read_checkpoint(path: Path) -> ReadOnlyFile | None:
     except PermissionError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
     except OSError:
-        # The disk has lost it. That is damage, and an empty file is no valid checkpoint either.
+        # The disk has lost it. That is damage, just as an empty checkpoint is.
         return ReadOnlyFile.of(b"")
 
 
@@ -166,7 +166,7 @@ def _view(layout: ChannelLayout, files: _OpenFiles, opened: ExitStack, *, is_liv
     if files.segments:
         segment_id, path, file = files.segments[-1]
         tail = find_tail(file, layout, segment_id, is_live=is_live)
-        # A server that is writing has the file in the cache, from which asking removes it.
+        # The query would evict the file from the cache of a server that is writing it.
         written_bytes = tail.end if is_live and not tail.is_damaged else _written_bytes(file)
         end = file.written_end() if tail.is_damaged else tail.end
         segments[-1] = SegmentView(segment_id, path, ReadOnlyFile(file.read, end))
@@ -176,10 +176,10 @@ def _view(layout: ChannelLayout, files: _OpenFiles, opened: ExitStack, *, is_liv
 
 # The end of a log to which a server may be writing.
 #
-# A group of records becomes visible piece by piece, and is truncated again if the disk is full. So the end of the log
-# is a position that provably stays: a later record states that it was synced, or a SYNC_POINT ends there, which is
+# A group of records becomes visible piece by piece, and is truncated again if the disk is full. So the view ends at a
+# position that is certain to remain: a later record states that it was synced, or a SYNC_POINT ends there, which is
 # written alone and after everything before it. Under load the next commit is that proof, in an idle log a SYNC_POINT
-# 50 ms after the last sync, and in a closed log its last SYNC_POINT.
+# 50 ms after the last sync, and in a closed log the last SYNC_POINT.
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,20 +197,20 @@ class Tail:
 @dataclass(slots=True)
 class _Progress:
     end: int
-    """Behind the last valid record."""
+    """The end of the last valid record."""
     proven: int
-    """Up to here the log provably stays; between two records."""
+    """The end of a record; everything before it is certain to remain."""
     is_damaged: bool = False
 
 
 def find_tail(file: File, layout: ChannelLayout, segment_id: int, *, is_live: bool) -> Tail:
     """Finds the end of a log's last segment, which may grow in the meantime and get a successor.
 
-    If `is_live`, a server may be writing, so a proof is worth waiting for.
+    If `is_live`, a server may be writing, and the call waits for a proof of the end.
     """
     scanner = _scanner(file, layout, segment_id)
     progress = _scan(scanner, _Progress(SEGMENT_HEADER_BYTES, 0))
-    # All that was acknowledged before this call is before this position.
+    # Everything that was acknowledged before this call is before this position.
     wanted = progress.end
     deadline = time.monotonic() + (PROOF_SECONDS_MAX if is_live else 0.0)
     while not progress.is_damaged:
@@ -219,7 +219,7 @@ def find_tail(file: File, layout: ChannelLayout, segment_id: int, *, is_live: bo
         if (length := _full_length(layout, segment_id)) is not None:
             return Tail(length)
         if time.monotonic() >= deadline:
-            # No server is writing, so what is valid now stays valid.
+            # No server is writing, so valid records remain.
             return Tail(_last_end(scanner, progress.proven, wanted), _torn_bytes(file, progress.end))
         time.sleep(_POLL_SECONDS)
         progress = _scan(scanner, _Progress(progress.proven, progress.proven))
@@ -227,18 +227,18 @@ def find_tail(file: File, layout: ChannelLayout, segment_id: int, *, is_live: bo
 
 
 def _scan(scanner: SegmentScanner, progress: _Progress) -> _Progress:
-    """Reads on to the end of the valid records, and checks whether it is damage."""
+    """Reads to the end of the valid records, and checks whether that is damage."""
     while True:
         for record in scanner.records(progress.end):
             progress.end = record.end
-            # A segment gets its name only after its first record was synced, so that one needs no proof.
+            # A segment gets its name only after its first record was synced, so this record needs no proof.
             is_proof = record.head.kind is Kind.SYNC_POINT or not progress.proven
             progress.proven = record.end if is_proof else max(progress.proven, record.head.synced_position)
         evidence = scanner.synced_position_behind(progress.end + 1)
         if max(evidence, SEGMENT_HEADER_BYTES + 1) <= progress.end:
             return progress
-        # A record after states that this position was synced before it was written. If the position is valid by now,
-        # it was only read too early; if not, it never will be.
+        # A later record states that this position was synced before it. If there is a valid record by now, it was read
+        # too early; otherwise it is damaged.
         if scanner.record_at(progress.end) is None:
             progress.is_damaged = True
             return progress
@@ -264,8 +264,8 @@ def _full_length(layout: ChannelLayout, segment_id: int) -> int | None:
 def _written_bytes(file: OsFile) -> int:
     """Returns how much of a segment was ever written.
 
-    A block that the disk has lost may read as zeros. So only zeros behind other bytes of a block were never written,
-    except for those at the end of a record's head.
+    A block that the disk has lost may read as zeros. So only zeros after other bytes in the same block count as never
+    written, less those that may be the end of a record's head.
     """
     end = file.written_end()
     start = max(max(end - 1, 0) // _BLOCK_BYTES * _BLOCK_BYTES, SEGMENT_HEADER_BYTES)
