@@ -150,7 +150,7 @@ class JetStreamCluster:
             node_count: 1, or an odd number.
             extra_config: Further lines of each node's configuration, such as users or TLS.
         """
-        ports = iter(_free_ports(_PORTS_PER_NODE * node_count))
+        ports = iter(free_ports(_PORTS_PER_NODE * node_count))
         self.nodes = [
             Node(f"n{number}", directory / f"n{number}", next(ports), next(ports), next(ports), extra_config)
             for number in range(1, node_count + 1)
@@ -232,7 +232,8 @@ def _wait_for(find: Callable[[], T | None], what: Callable[[], str]) -> T:
     return found
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Returns ports of loopback that no program listens on, nor gets from the system."""
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:

@@ -1,11 +1,9 @@
 """Ports for servers that are told where to listen."""
 
-import socket
+from examples.jetstream_cluster import free_ports
 
 
 def free_port() -> int:
-    """A port on loopback that is free at the moment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    """Returns a port on loopback that stays free: the system gives it to no program that asks for any."""
+    [port] = free_ports(1)
+    return port

@@ -21,6 +21,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from tests.free_ports import free_port
+
 WAIT_SECONDS_MAX = 60.0
 ONE_BY_ONE = {"batch.num.messages": 1}
 """Properties of producers to a `Broker`, for sources that start again: each record is a batch."""
@@ -128,8 +130,7 @@ class Broker(Cluster):
 
     def __init__(self, server: str = "", properties: Mapping[str, str] = {}) -> None:
         """With a `server`, clients connect there, as to a proxy in front of the broker."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.server, self.properties = server or self.address, properties
 
     def __enter__(self) -> Self:
@@ -176,8 +177,10 @@ class Broker(Cluster):
     def _batches(self, topic: str, partition: int) -> "Iterator[_Batch]":
         host, _, port = self.address.partition(":")
         with socket.create_connection((host, int(port)), WAIT_SECONDS_MAX) as connection:
-            offset = 0
-            while data := _fetch(connection, topic, partition, offset):
+            offset, end = 0, 1
+            # A broker that is busy returns nothing, or only the first batches, when the wait is over.
+            while offset < end:
+                data, end = _fetch(connection, topic, partition, offset)
                 for batch in _batches_in(data):
                     if batch.last_offset >= offset:
                         offset = batch.last_offset + 1
@@ -193,8 +196,8 @@ class _Batch(NamedTuple):
     records: list[Record]
 
 
-def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -> bytes:
-    """Returns the record batches of one fetch of API version 4, uncommitted ones too."""
+def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -> tuple[bytes, int]:
+    """Returns some record batches, uncommitted ones too, and the end of the partition; API version 4."""
     name = topic.encode()
     body = struct.pack(">iiiib", -1, 10, 1, _FETCH_BYTES_MAX, 0)
     body += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, partition, offset, _FETCH_BYTES_MAX)
@@ -203,11 +206,11 @@ def _fetch(connection: socket.socket, topic: str, partition: int, offset: int) -
     response = _exactly(connection, struct.unpack(">i", _exactly(connection, 4))[0])
     # The correlation id, the throttle time, one topic with its name, and one partition.
     at = 4 + 4 + 4 + 2 + len(name) + 4
-    _, error, _, _, aborted_count = struct.unpack_from(">ihqqi", response, at)
+    _, error, end, _, aborted_count = struct.unpack_from(">ihqqi", response, at)
     assert error == 0, error
     at += 26 + 16 * max(aborted_count, 0)
     (size,) = struct.unpack_from(">i", response, at)
-    return response[at + 4 : at + 4 + max(size, 0)]
+    return response[at + 4 : at + 4 + max(size, 0)], end
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
