@@ -15,13 +15,15 @@ from millrace_server.channels.config import ReplicatedChannelConfig
 from millrace_server.channels.ownership import Ownership, Stage
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stream_store import OpenStream, StreamStores
-from millrace_server.errors import ChannelCorruptError, NotOwnerError, ReplayingError
+from millrace_server.errors import ChannelCorruptError, DiskFullError, NotOwnerError, ReplayingError
+from millrace_server.replication.chain import Chain
 from millrace_server.replication.engine_settings import EngineSettings
 from millrace_server.replication.lease import ChannelLease
 from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket
 from millrace_server.replication.owner_entries import Holder, channel_key
 from millrace_server.replication.stream import Stream, StreamLimits
-from tests.channel_events import append, begin_with_takes, numbered
+from millrace_server.wal.records import LogFullError
+from tests.channel_events import append, begin_with_takes, consume, numbered
 from tests.stream_logs import engine_at, new_name, set_back
 from tests.waiting import until
 
@@ -33,9 +35,9 @@ _SLOW_SECONDS = 2.0
 _LIMITS = StreamLimits(replicas=1, stream_bytes_max=1 << 22)
 
 
-def _config(url: str, **limits: Any) -> ReplicatedChannelConfig:
+def _config(url: str, stream_bytes_max: int = _LIMITS.stream_bytes_max, **limits: Any) -> ReplicatedChannelConfig:
     engine = EngineSettings(
-        type="jetstream", servers=[url], replicas=1, stream_bytes_max=_LIMITS.stream_bytes_max, lease_seconds=30.0
+        type="jetstream", servers=[url], replicas=1, stream_bytes_max=stream_bytes_max, lease_seconds=30.0
     )
     return ReplicatedChannelConfig(type="replicated", engine=engine, **limits)
 
@@ -358,6 +360,49 @@ async def test_channel_of_a_server_without_an_address_waits_for_it(nats_url: str
     await _until_state(handle, ChannelState.OPEN)
     assert not handle.is_troubled
     await registry.close()
+
+
+async def test_open_with_a_lower_limit_than_the_stream_needs_keeps_the_former_one(nats_url: str) -> None:
+    """Puts are refused until events were taken, rather than the channel cannot be opened and nothing can be taken."""
+    name, small, large = new_name(), _config(nats_url), _config(nats_url, 2 * _LIMITS.stream_bytes_max)
+    async with _registry("a:1") as one:
+        handle = one.create(name, large)
+        await handle.opened.wait()
+        for _ in range(10):
+            await append(handle.channel, b"x" * (1 << 19))
+    async with _registry("b:1") as other:
+        handle = other.create(name, small)
+        await until(lambda: handle.state not in {ChannelState.REPLAYING, ChannelState.STANDING_BY})
+        with pytest.raises(DiskFullError, match="has 0 bytes free"):
+            await append(handle.channel, b"y")
+        for _ in range(10):
+            await consume(handle.channel, 1)
+        await until(lambda: handle.state is ChannelState.OPEN)
+        await append(handle.channel, b"y")
+    async with _registry("c:1") as third:
+        await _until_state(third.create(name, small), ChannelState.OPEN)
+    async with engine_at(nats_url) as engine:
+        found = engine.jetstream.stream_info(Stream(engine, name, _LIMITS).name)
+        info = await asyncio.wrap_future(engine.call(found))
+        assert info.config.max_bytes == _LIMITS.stream_bytes_max
+
+
+async def test_takeover_of_a_full_stream_is_tried_again(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be fenced until an operator makes space, which needs no restart of the servers."""
+    fence, attempts = Chain.fence, itertools.count()
+
+    def fence_later(chain: Chain, *arguments: Any) -> None:
+        if not next(attempts):
+            raise LogFullError("the stream has no space: insufficient storage")
+        fence(chain, *arguments)
+
+    monkeypatch.setattr(Chain, "fence", fence_later)
+    monkeypatch.setattr("millrace_server.replication.membership.RENEWALS_PER_LEASE", 300)
+    async with _registry("a:1") as one:
+        handle = one.create(new_name(), _config(nats_url))
+        await until(lambda: "insufficient storage" in handle.trouble)
+        assert handle.state is ChannelState.STANDING_BY
+        await _until_state(handle, ChannelState.OPEN)
 
 
 async def test_retire_leaves_the_channel_to_the_others(nats_url: str) -> None:

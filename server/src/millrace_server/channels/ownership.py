@@ -21,7 +21,7 @@ from millrace_server.replication.engine import EngineError
 from millrace_server.replication.lease import ChannelLease, LeaseLostError
 from millrace_server.replication.stream import StreamLimits
 from millrace_server.replication.stream_reading import SetBackError, StreamMissingError
-from millrace_server.wal.records import LogFailedError
+from millrace_server.wal.records import LogFailedError, LogFullError
 from millrace_server.wal.segments import LogCorruptError
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -40,7 +40,15 @@ _MOVE_SECONDS = 10.0
 
 _POLL_SECONDS = 0.01
 
-_PASSING = (EngineError, LogFailedError, LeaseLostError, NotOwnerError, DiskFullError, ChannelLogFailedError)
+_PASSING = (
+    EngineError,
+    LogFailedError,
+    LogFullError,
+    LeaseLostError,
+    NotOwnerError,
+    DiskFullError,
+    ChannelLogFailedError,
+)
 """Errors of a takeover that another attempt, or another server, may not meet."""
 
 

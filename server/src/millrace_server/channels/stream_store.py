@@ -50,7 +50,7 @@ class _Stream:
 
     def free_bytes(self, _directory: Path) -> int:
         """Returns how much the stream still takes."""
-        return self.limits.stream_bytes_max - self.chain.byte_count
+        return max(self.limits.stream_bytes_max - self.chain.byte_count, 0)
 
 
 class StreamEnd(NamedTuple):
@@ -158,6 +158,14 @@ class StreamStores:
                 "a channel's stream is smaller than its byte_capacity: puts may be refused as DISK_FULL before that",
                 channel=name,
                 byte_capacity=config.byte_capacity,
+                stream_bytes_max=attempt.limits.stream_bytes_max,
+            )
+        if chain.byte_count > attempt.limits.stream_bytes_max:
+            _log.warning(
+                "a channel's stream is larger than its stream_bytes_max, which is set once it is smaller; until then "
+                "puts are refused as DISK_FULL",
+                channel=name,
+                stream_bytes=chain.byte_count,
                 stream_bytes_max=attempt.limits.stream_bytes_max,
             )
         log, checkpoints = StreamLog(chain, codec), StreamCheckpoints(chain, codec)

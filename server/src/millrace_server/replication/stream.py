@@ -40,6 +40,10 @@ HEADER_BYTES_MAX = 512
 # The stream's own limit, and those of the server and of the account.
 _NO_SPACE = {10077, 10023, 10028, 10047, 10002}
 _NAME_IN_USE = 10058
+_UNLIMITED = -1
+
+_FILLED_SHARE_MAX = 0.9
+"""A stream that fills a lower limit further than this keeps the former one, so that its channel can be taken over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ class Stream(StreamReader):
         self._limits = limits
 
     async def open(self, *, may_create: bool = True) -> StreamState:
-        """Returns the stream's state; creates it where there is none, and adapts its limits.
+        """Returns the stream's state; creates it where there is none, and adapts its limits as far as it fits them.
 
         Args:
             may_create: False for a channel that had a stream: its loss must not pass in silence.
@@ -78,7 +82,7 @@ class Stream(StreamReader):
             raise MigratingError(
                 f"stream {self.name}: `millraced migrate` has marked it as {state!r}; run it to the end"
             )
-        wanted = (self._limits.replicas, self._limits.stream_bytes_max)
+        wanted = (self._limits.replicas, self._bytes_max(info))
         if (info.config.num_replicas, info.config.max_bytes) != wanted:
             info.config.num_replicas, info.config.max_bytes = wanted
             with self._errors():
@@ -87,6 +91,13 @@ class Stream(StreamReader):
                 except APIError as error:
                     raise await self._refused(error) from error
         return self._state_in(info)
+
+    def _bytes_max(self, info: api.StreamInfo) -> int:
+        """Returns the limit to set: the one in force as long as the stream holds too much for a lower one."""
+        limit = self._limits.stream_bytes_max
+        in_force = info.config.max_bytes or _UNLIMITED
+        fits = info.state.bytes <= limit * _FILLED_SHARE_MAX
+        return limit if fits or 0 <= in_force < limit else in_force
 
     async def create(self, channel_id: bytes, made_at_microseconds: int, migration: str) -> StreamState:
         """Creates the stream of a channel that exists elsewhere, marked, so that no server owns it; EngineError."""
