@@ -16,15 +16,7 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1.event_pb2 import Event
 from millrace_client import ChannelConfig, ComponentState
 from millrace_server.files import write_atomically
-from tests.access_site import (
-    WAIT_SECONDS_MAX,
-    Site,
-    bearer,
-    call,
-    check_that_streams_end,
-    request_of,
-    start_server,
-)
+from tests.access_site import WAIT_SECONDS_MAX, Site, bearer, call, check_that_streams_end, request_of, start_server
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 from tests.waiting import wait_until

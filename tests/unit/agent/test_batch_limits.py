@@ -2,12 +2,7 @@ import pytest
 
 from millrace_server.agent.batch_limits import BODY_BYTES_MAX, BatchLimits
 from millrace_server.agent.events import EventTable
-from tests.source_writers import (
-    batch_stamp,
-    memory,
-    registry_of,
-    table_of,
-)
+from tests.source_writers import batch_stamp, memory, registry_of, table_of
 
 
 def limits_of(events_max: int = 3, body_bytes_max: int = 1 << 40) -> BatchLimits:

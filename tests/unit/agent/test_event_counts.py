@@ -11,15 +11,7 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import DiskFullError
 from tests.channel_events import append
 from tests.slow_commits import SlowCommits
-from tests.source_writers import (
-    batch_stamp,
-    component_of,
-    memory,
-    outcomes_of,
-    registry_of,
-    table_of,
-    writer_of,
-)
+from tests.source_writers import batch_stamp, component_of, memory, outcomes_of, registry_of, table_of, writer_of
 from tests.virtual_clock import settle
 
 HAS_VIRTUAL_CLOCK = True

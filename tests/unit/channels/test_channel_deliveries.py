@@ -11,14 +11,7 @@ from millrace_server.errors import (
     TooManyTxnsError,
     TxnsOpenError,
 )
-from tests.channel_events import (
-    append,
-    begin,
-    bodies_of,
-    check_accounts,
-    open_channel,
-    queued,
-)
+from tests.channel_events import append, begin, bodies_of, check_accounts, open_channel, queued
 from tests.virtual_clock import now, settle, started
 
 

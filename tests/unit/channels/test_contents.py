@@ -11,12 +11,7 @@ from millrace_server.channels.committer import MemoryCommitter, remove
 from millrace_server.channels.contents import Contents
 from millrace_server.channels.queue import EventQueue, ResponseLimits
 from millrace_server.channels.stamps import Stamp, StampLedger
-from millrace_server.errors import (
-    ChannelFullError,
-    ChannelNotFoundError,
-    SequenceGoneError,
-    TxnCapacityError,
-)
+from millrace_server.errors import ChannelFullError, ChannelNotFoundError, SequenceGoneError, TxnCapacityError
 from tests.channel_events import bodies_of, numbered, window
 from tests.virtual_clock import now, settle, started
 

@@ -8,10 +8,7 @@ from millrace_server.channels.commit import Receipt
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.queue import TakeLimits
 from millrace_server.channels.stamps import Stamp
-from millrace_server.errors import (
-    ChannelLogFailedError,
-    DiskFullError,
-)
+from millrace_server.errors import ChannelLogFailedError, DiskFullError
 from tests.channel_events import (
     append,
     begin,

@@ -30,17 +30,7 @@ from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.format import RECORD_HEAD_BYTES, Kind
 from millrace_server.wal.records import Location
 from millrace_server.wal.segments import LogCorruptError
-from tests.channel_events import (
-    Row,
-    append,
-    begin,
-    begin_with_puts,
-    bodies_of,
-    numbered,
-    stored,
-    stored_rows,
-    take,
-)
+from tests.channel_events import Row, append, begin, begin_with_puts, bodies_of, numbered, stored, stored_rows, take
 from tests.file_channels import DATA, FileChannel, Gate, called, durable_state_on, file_channel, held_append
 from tests.simulated_disk import SimulatedDisk
 from tests.unit.channels.test_queue import QueueModel

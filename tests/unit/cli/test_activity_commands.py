@@ -5,14 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from millrace_client import (
-    ClaimStatus,
-    ComponentKind,
-    ComponentState,
-    ConsumerInfo,
-    OpenTransaction,
-    ProducerInfo,
-)
+from millrace_client import ClaimStatus, ComponentKind, ComponentState, ConsumerInfo, OpenTransaction, ProducerInfo
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_channel import ACCESS, START_TIME
 from tests.unit.cli.fake_client import FakeClient

@@ -2,12 +2,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from millrace_client.cli.formatting import (
-    beginning,
-    beginning_of_bytes,
-    parse_past,
-    printable_bytes,
-)
+from millrace_client.cli.formatting import beginning, beginning_of_bytes, parse_past, printable_bytes
 
 
 def test_printable_bytes_not_utf8_shows_the_bytes() -> None:

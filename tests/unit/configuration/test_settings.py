@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 from millrace.setting_file import FILE_BYTES_MAX, SettingsError
 from millrace.units import KIB, MIB
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
-from millrace_server.configuration.settings import (
-    ServerSettings,
-    load_settings,
-)
+from millrace_server.configuration.settings import ServerSettings, load_settings
 from tests.unit.configuration.settings_file import load, problems_of
 
 DESIGN_EXAMPLE = """

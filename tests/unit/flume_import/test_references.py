@@ -1,12 +1,6 @@
 import pytest
 
-from millrace_server.flume_import.references import (
-    Surroundings,
-    fill_in,
-    is_to_be_filled_in,
-    missing_in,
-    without_marks,
-)
+from millrace_server.flume_import.references import Surroundings, fill_in, is_to_be_filled_in, missing_in, without_marks
 
 
 @pytest.fixture

@@ -14,15 +14,7 @@ from millrace_server.log_tools.layout import UsageError
 from millrace_server.log_tools.view import open_view
 from millrace_server.wal.payload_codec import PayloadCodec
 from tests.channel_events import append
-from tests.unit.log_tools.kept_channels import (
-    NAME,
-    flip,
-    layout_of,
-    make_channel,
-    open_channel,
-    positions,
-    segments,
-)
+from tests.unit.log_tools.kept_channels import NAME, flip, layout_of, make_channel, open_channel, positions, segments
 
 
 def dumped(

@@ -14,16 +14,7 @@ from millrace_server.errors import ChannelFullError, DiskFullError
 from tests.channel_events import append
 from tests.fake_clock import FakeClock
 from tests.slow_commits import SlowCommits
-from tests.source_writers import (
-    batch_stamp,
-    component_of,
-    held,
-    memory,
-    outcomes_of,
-    registry_of,
-    table_of,
-    writer_of,
-)
+from tests.source_writers import batch_stamp, component_of, held, memory, outcomes_of, registry_of, table_of, writer_of
 from tests.waiting import until
 
 

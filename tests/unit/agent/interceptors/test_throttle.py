@@ -7,16 +7,7 @@ from pydantic import TypeAdapter
 from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.interceptors.interceptor import Interceptor, MustWaitError
 from millrace_server.agent.interceptors.surroundings import Surroundings
-from tests.source_writers import (
-    batch_stamp,
-    component_of,
-    held,
-    memory,
-    outcomes_of,
-    registry_of,
-    table_of,
-    writer_of,
-)
+from tests.source_writers import batch_stamp, component_of, held, memory, outcomes_of, registry_of, table_of, writer_of
 from tests.unit.agent.interceptors.configured_interceptors import problem_with
 from tests.virtual_clock import now
 

@@ -11,14 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from millrace_client import (
-    BadArgumentError,
-    MillraceError,
-    Producer,
-    ProducerClosedError,
-    SendFailedError,
-    SendResult,
-)
+from millrace_client import BadArgumentError, MillraceError, Producer, ProducerClosedError, SendFailedError, SendResult
 from millrace_client.producing.accumulator import Accumulator
 from millrace_client.producing.servers import Batch
 from millrace_client.producing.settling import BatchSettler

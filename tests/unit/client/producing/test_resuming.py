@@ -8,14 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from millrace_client import (
-    BadArgumentError,
-    Overflow,
-    Producer,
-    ProducerClosedError,
-    ProducerConfig,
-    SendFailedError,
-)
+from millrace_client import BadArgumentError, Overflow, Producer, ProducerClosedError, ProducerConfig, SendFailedError
 from millrace_client.producing.accumulator import PLACE_HEADER, Accumulator
 from millrace_client.producing.metrics import ProducerCounters
 from tests.unit.client.fake_server import RefusalError

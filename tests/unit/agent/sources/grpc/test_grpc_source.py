@@ -26,16 +26,7 @@ from millrace_server.errors import (
 )
 from tests.channel_events import append, begin, begin_with_puts, make_space, stored, stored_rows
 from tests.slow_commits import SlowCommits
-from tests.source_writers import (
-    component_of,
-    held,
-    memory,
-    outcomes_of,
-    ranges_of,
-    registry_of,
-    rows_in,
-    writer_of,
-)
+from tests.source_writers import component_of, held, memory, outcomes_of, ranges_of, registry_of, rows_in, writer_of
 from tests.unit.agent.sources.grpc.grpc_sources import (
     BY_KIND,
     REPEATED,

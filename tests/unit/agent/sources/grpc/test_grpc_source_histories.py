@@ -18,12 +18,7 @@ from hypothesis import strategies as st
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import QuickInterceptor
-from millrace_server.agent.selectors import (
-    LoadBalancingConfig,
-    MultiplexingConfig,
-    ReplicatingConfig,
-    SelectorConfig,
-)
+from millrace_server.agent.selectors import LoadBalancingConfig, MultiplexingConfig, ReplicatingConfig, SelectorConfig
 from millrace_server.agent.sources.grpc.source import GrpcSource
 from millrace_server.agent.sources.source import SourceContext
 from millrace_server.channels.batches import StoredColumns

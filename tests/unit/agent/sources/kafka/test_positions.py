@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_server.agent.sources.kafka.positions import (
-    PartitionFacts,
-    PieceCutter,
-    Start,
-    producer_id_of,
-    start_of,
-)
+from millrace_server.agent.sources.kafka.positions import PartitionFacts, PieceCutter, Start, producer_id_of, start_of
 from millrace_server.agent.sources.stored_ranges import Ranges
 from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.channels.config import check_identifier
