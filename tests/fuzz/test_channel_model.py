@@ -341,6 +341,14 @@ SETTINGS = settings(
 )
 
 
+def drive_for_long(model: type[RuleBasedStateMachine]) -> None:
+    """Runs longer histories for FUZZ_SECONDS."""
+    end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
+    long = settings(SETTINGS, max_examples=100, stateful_step_count=120, print_blob=True, database=None)
+    while time.monotonic() < end:
+        run_state_machine_as_test(model, settings=long)
+
+
 def test_channel_driven_at_random_keeps_its_account() -> None:
     """With any calls in any order no event is lost or duplicated, and all accounts are exact."""
     run_state_machine_as_test(ChannelModel, settings=SETTINGS)
@@ -350,7 +358,4 @@ def test_channel_driven_at_random_keeps_its_account() -> None:
 @pytest.mark.torture
 def test_channel_driven_for_long_keeps_its_account() -> None:
     """Longer histories, as many as there is time for; a failing one is printed as its calls."""
-    end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
-    long = settings(SETTINGS, max_examples=100, stateful_step_count=120, print_blob=True, database=None)
-    while time.monotonic() < end:
-        run_state_machine_as_test(ChannelModel, settings=long)
+    drive_for_long(ChannelModel)

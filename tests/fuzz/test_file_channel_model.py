@@ -1,8 +1,6 @@
 """A file channel driven at random like a memory channel, with checkpoints, restarts, kills and power cuts."""
 
 import asyncio
-import os
-import time
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from tests.channel_events import begin, open_channel
 from tests.fuzz import channel_calls as calls
 from tests.fuzz.channel_account import Account, ExpectedTxn
 from tests.fuzz.channel_history import History
-from tests.fuzz.test_channel_model import ENDED_MAX, SETTINGS, ChannelModel
+from tests.fuzz.test_channel_model import ENDED_MAX, SETTINGS, ChannelModel, drive_for_long
 from tests.simulated_channels import DATA, EPOCHS_FROM, Held, make_simple, open_simulated_channel
 from tests.simulated_disk import SimulatedDisk
 
@@ -253,19 +251,13 @@ class FileChannelModel(ChannelModel):
         self.opened.abandon()
 
 
-_FILE_SETTINGS = settings(SETTINGS, max_examples=30)
-
-
 def test_file_channel_driven_at_random_keeps_its_account() -> None:
     """Whatever is called, and whenever its server ends, no event is lost or duplicated."""
-    run_state_machine_as_test(FileChannelModel, settings=_FILE_SETTINGS)
+    run_state_machine_as_test(FileChannelModel, settings=settings(SETTINGS, max_examples=30))
 
 
 @pytest.mark.fuzz
 @pytest.mark.torture
 def test_file_channel_driven_for_long_keeps_its_account() -> None:
     """Longer histories, as many as there is time for; a failing one is printed as its calls."""
-    end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
-    long = settings(_FILE_SETTINGS, max_examples=100, stateful_step_count=120, print_blob=True, database=None)
-    while time.monotonic() < end:
-        run_state_machine_as_test(FileChannelModel, settings=long)
+    drive_for_long(FileChannelModel)

@@ -1,7 +1,5 @@
 """A spillable channel driven at random like a file channel, and what it may and must lose when its process ends."""
 
-import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +14,7 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.config import ChannelConfig, LogChannelConfig, SpillableChannelConfig
 from millrace_server.channels.stamps import Stamp
 from tests.fuzz.channel_account import Event, ExpectedTxn, Look
-from tests.fuzz.test_channel_model import ENDED_MAX, SETTINGS
+from tests.fuzz.test_channel_model import ENDED_MAX, SETTINGS, drive_for_long
 from tests.fuzz.test_file_channel_model import FileChannelModel, RememberingAccount, log_limits
 from tests.simulated_channels import Held
 from tests.simulated_disk import SimulatedDisk
@@ -193,19 +191,13 @@ class SpillableChannelModel(FileChannelModel):
         channel._core.committer = witness
 
 
-_SETTINGS = settings(SETTINGS, max_examples=30)
-
-
 def test_spillable_channel_driven_at_random_keeps_its_account() -> None:
     """With any calls it behaves as any channel, and a crash loses only events in memory, with all their traces."""
-    run_state_machine_as_test(SpillableChannelModel, settings=_SETTINGS)
+    run_state_machine_as_test(SpillableChannelModel, settings=settings(SETTINGS, max_examples=30))
 
 
 @pytest.mark.fuzz
 @pytest.mark.torture
 def test_spillable_channel_driven_for_long_keeps_its_account() -> None:
     """Longer histories, as many as there is time for; a failing one is printed as its calls."""
-    end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "60"))
-    long = settings(_SETTINGS, max_examples=100, stateful_step_count=120, print_blob=True, database=None)
-    while time.monotonic() < end:
-        run_state_machine_as_test(SpillableChannelModel, settings=long)
+    drive_for_long(SpillableChannelModel)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+import millrace_client as millrace
 from examples.access_log.local_server import LocalServer
 from examples.jetstream_cluster import JetStreamCluster
 from millrace.v1 import admin_service_pb2 as pb
@@ -27,6 +28,13 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millrace
     """A server for tests that create channels of their own; checks in the end that it has logged no fault."""
     with _shared_server(tmp_path_factory.mktemp("shared-server"), "") as server:
         yield server
+
+
+@pytest.fixture
+def client(shared_server: Millraced) -> Iterator[millrace.Client]:
+    """A client of that server."""
+    with millrace.connect(shared_server.grpc) as connected:
+        yield connected
 
 
 @contextmanager

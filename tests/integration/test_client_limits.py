@@ -17,16 +17,9 @@ from millrace_client import (
     connect,
 )
 from tests.conftest import StartMillraced
-from tests.millraced import Millraced
 
 MIB = 1 << 20
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def client(shared_server: Millraced) -> Iterator[Client]:
-    with connect(shared_server.grpc) as connected:
-        yield connected
 
 
 @pytest.fixture

@@ -21,17 +21,10 @@ from millrace_spark.writing.options import WriteOptions, WriteRouting, parse_wri
 from millrace_spark.writing.tasks import put_all
 from tests.conftest import StartMillraced
 from tests.cutting_proxy import cutting_proxy
-from tests.millraced import Millraced
 from tests.waiting import wait_until
 
 _WAIT_SECONDS_MAX = 60.0
 _names = (f"spark-puts-{number}" for number in itertools.count(1))
-
-
-@pytest.fixture
-def client(shared_server: Millraced) -> Iterator[millrace.Client]:
-    with millrace.connect(shared_server.grpc) as connected:
-        yield connected
 
 
 @pytest.fixture

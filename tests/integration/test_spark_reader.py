@@ -3,7 +3,7 @@
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,18 +16,11 @@ import millrace_client as millrace
 from millrace_spark import MillraceSparkError, claim_ranges
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
-from tests.millraced import Millraced
 
 pytestmark = pytest.mark.spark
 
 _WAIT_SECONDS_MAX = 60.0
 _names = (f"spark-{number}" for number in itertools.count(1))
-
-
-@pytest.fixture
-def client(shared_server: Millraced) -> Iterator[millrace.Client]:
-    with millrace.connect(shared_server.grpc) as connected:
-        yield connected
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,12 +25,6 @@ _WAIT_SECONDS_MAX = 250.0
 # A claim that was not released would last longer: its lease is 30 s, and it is renewed each second.
 _FREE_SECONDS_MAX = 15.0
 _names = (f"stream-{number}" for number in itertools.count(1))
-
-
-@pytest.fixture
-def client(shared_server: Millraced) -> Iterator[millrace.Client]:
-    with millrace.connect(shared_server.grpc) as connected:
-        yield connected
 
 
 @pytest.fixture

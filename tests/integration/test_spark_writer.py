@@ -4,7 +4,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
@@ -19,18 +19,11 @@ import millrace_client as millrace
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
 from tests.integration.span_collector import Collector
-from tests.millraced import Millraced
 
 pytestmark = pytest.mark.spark
 
 _QUERY_SECONDS_MAX = 90
 _names = (f"spark-write-{number}" for number in itertools.count(1))
-
-
-@pytest.fixture
-def client(shared_server: Millraced) -> Iterator[millrace.Client]:
-    with millrace.connect(shared_server.grpc) as connected:
-        yield connected
 
 
 @pytest.fixture
