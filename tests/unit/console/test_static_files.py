@@ -54,6 +54,12 @@ async def test_file_is_compressed_for_browsers_that_can_read_it(console: ServedC
     assert packed.headers["vary"] == "Accept-Encoding"
 
 
+async def test_file_is_not_compressed_for_a_browser_that_refuses_gzip(console: ServedConsole) -> None:
+    """A weight of 0 means that the browser cannot read it."""
+    response = await console.get("/console/app.js", **{"Accept-Encoding": "br, gzip;q=0"})
+    assert (response.status, response.headers["content-encoding"]) == (200, None)
+
+
 @pytest.mark.parametrize(
     "path",
     [

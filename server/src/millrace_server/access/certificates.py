@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millrace_server.access.tokens import NAME_LENGTH_MAX
 from millrace_server.errors import UnauthenticatedError
+from millrace_server.network.pem_files import RSA_BITS_MIN
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
-
-RSA_BITS_MIN = 2_048
 
 _CERTIFICATES_MAX = 1_024
 

@@ -1,7 +1,6 @@
 """JSON Web Tokens, and their issuer's keys, which change while the server runs."""
 
 import base64
-import ipaddress
 import json
 import ssl
 import time
@@ -17,10 +16,11 @@ import structlog
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
-from millrace_server.access.certificates import RSA_BITS_MIN
 from millrace_server.access.tokens import TOKEN, check_identity, hash_of
 from millrace_server.errors import TokenExpiredError, UnauthenticatedError
 from millrace_server.files import FileWatch, NamedPath, read_named
+from millrace_server.network import is_loopback
+from millrace_server.network.pem_files import RSA_BITS_MIN
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -107,16 +107,12 @@ def _check_url(url: str) -> None:
         raise ValueError("has a user name before its host; use jwks_token_file for credentials")
     try:
         parts = urlsplit(url)
-        is_safe = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))
+        is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
         is_valid = url.isascii() and url.isprintable() and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_safe = is_valid = False
     if not (is_safe and is_valid):
         raise ValueError(f"is {shown_value(url)}; it must be an HTTPS URL, or an HTTP URL on a loopback address")
-
-
-def _is_loopback(host: str | None) -> bool:
-    return host == "localhost" or (host is not None and ipaddress.ip_address(host).is_loopback)
 
 
 def _context_of(ca: Path | None) -> ssl.SSLContext:

@@ -18,6 +18,7 @@ from millrace_server.grpc_services.guard import PEER_CERTIFICATE, Guard, Rule
 from millrace_server.grpc_services.rpc import Handler
 from millrace_server.grpc_services.rules import RULES
 from millrace_server.grpc_services.status import code_of
+from millrace_server.network.http_requests import Refusal
 from millrace_server.network.http_server import certificate_of
 
 READ = Rule(lambda call, _request: call.require_everywhere(Permission.DESCRIBE))
@@ -40,13 +41,11 @@ _OTHER_STATUS = 500
 
 
 class RefusedError(Exception):
-    """Raised when a request is refused; `status` is that of HTTP."""
+    """Raised when a request is refused; the arguments are those of `Refusal`."""
 
     def __init__(self, status: int, reason: str, message: str, retry_delay_seconds: float | None = None) -> None:
         super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.retry_delay_seconds = retry_delay_seconds
+        self.refusal = Refusal(status, reason, message, retry_delay_seconds)
 
     @classmethod
     def of(cls, error: MillraceError) -> "RefusedError":

@@ -44,12 +44,12 @@ class Gate:
                 AUTHORIZATIONS.set(self.authorizations_of(request))
                 return await serve(request)
             except RefusedError as refused:
-                return refusal_response(refused)
+                return refused.refusal.response()
             except MillraceError as error:
-                return refusal_response(RefusedError.of(error))
-            except Exception:  # noqa: BLE001 - a bug in one page must not look like a server that is gone
+                return RefusedError.of(error).refusal.response()
+            except Exception:  # noqa: BLE001 - a bug in one page must not look like a server that has stopped
                 _log.exception("internal error", path=request.url.path)
-                return refusal_response(RefusedError(500, "INTERNAL", "internal error; see the server's log"))
+                return Refusal(500, "INTERNAL", "internal error; see the server's log").response()
 
         return handle
 
@@ -69,8 +69,3 @@ class Gate:
             return shown
         credentials = self.sessions.credentials_of(cookie)
         return () if credentials is None else (credentials,)
-
-
-def refusal_response(refused: RefusedError) -> Response:
-    """Returns the response to a request that is refused."""
-    return Refusal(refused.status, refused.reason, str(refused), refused.retry_delay_seconds).response()

@@ -1,7 +1,7 @@
 """A server and its channels as the console shows them."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from millrace_server.agent.components import Component
@@ -27,10 +27,11 @@ class ShownServer:
     """Returns the configuration in force."""
     has_tls: bool = False
     """Whether its HTTP port has TLS."""
-    history: History = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "history", History(self.registry, self.components))
+    @cached_property
+    def history(self) -> History:
+        """The samples of the last hour."""
+        return History(self.registry, self.components)
 
     def read(self, handle: ChannelHandle) -> "ChannelReading":
         return ChannelReading(handle, self.history)

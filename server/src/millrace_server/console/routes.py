@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Scope
 
 from millrace.v1 import admin_service_pb2 as pb
 from millrace_server.access.control import AccessControl
@@ -71,9 +70,9 @@ class Console:
         self._followers: set[asyncio.Task[Any] | None] = set()
         self._files = PageFiles()
 
-    def authorizations_of(self, scope: Scope) -> Authorizations:
-        """Returns the authorization headers of a request; without any, the credentials of its session."""
-        return self._gate.authorizations_of(HTTPConnection(scope))
+    def authorizations_of(self, request: HTTPConnection) -> Authorizations:
+        """See `Gate.authorizations_of`."""
+        return self._gate.authorizations_of(request)
 
     def start(self) -> None:
         """Begins to sample the history."""

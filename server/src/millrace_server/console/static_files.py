@@ -11,6 +11,8 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from millrace_server.network.http_requests import accepts_gzip
+
 INDEX = "index.html"
 
 _TYPES = {
@@ -62,7 +64,7 @@ class PageFiles:
         if file.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         content = file.content
-        if file.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+        if file.compressed is not None and accepts_gzip(request):
             content = file.compressed
             headers["Content-Encoding"] = "gzip"
         return Response(content, headers=headers, media_type=file.media_type)

@@ -24,16 +24,17 @@ from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
 from millrace_server.channels.registry import ChannelRegistry, TimeSlices
 from millrace_server.configuration.settings import ServerSettings
+from millrace_server.console.calls import peer_of
 from millrace_server.console.routes import CHANGING_PATHS, Console
 from millrace_server.errors import ForbiddenError, UnauthenticatedError
 from millrace_server.grpc_services.guard import Authorizations
 from millrace_server.http_service.channel_metrics import ChannelSamples, describe_channel
 from millrace_server.http_service.component_metrics import ComponentCollector, describe_components
-from millrace_server.http_service.gzip_stream import accepts_gzip, gzipped
+from millrace_server.http_service.gzip_stream import gzipped
 from millrace_server.http_service.loop_lag import LoopLag
 from millrace_server.http_service.server_metrics import HistogramCollector, ServerCollector
 from millrace_server.network.accepting import ConnectionLimits
-from millrace_server.network.http_requests import Refusal, RequestCheck
+from millrace_server.network.http_requests import Refusal, RequestCheck, accepts_gzip
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits, certificate_of
 from millrace_server.network.tls import TlsFiles
 
@@ -210,20 +211,21 @@ _CERTIFICATE_REFUSAL = Refusal(401, UnauthenticatedError.reason, "this server re
 class _PermittedClients:
     """Requires `describe:*`, since all paths show all channels."""
 
-    def __init__(self, app: ASGIApp, access: AccessControl, shown_by: Callable[[Scope], Authorizations]) -> None:
+    def __init__(
+        self, app: ASGIApp, access: AccessControl, shown_by: Callable[[HTTPConnection], Authorizations]
+    ) -> None:
         self._app = app
         self._access = access
         self._shown_by = shown_by
         self._audit = Audit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        peer, path = ":".join(map(str, scope.get("client") or ())), f"HTTP {scope['path']}"
-        identity = None
+        request, identity = HTTPConnection(scope), None
         try:
-            identity = self._access.identify(credentials_of(self._shown_by(scope), certificate_of(scope)))
+            identity = self._access.identify(credentials_of(self._shown_by(request), certificate_of(scope)))
             self._require_rights(identity)
         except (UnauthenticatedError, ForbiddenError) as error:
-            self._audit.note(identity, peer, path, error, administers=False)
+            self._audit.note(identity, peer_of(request), f"HTTP {scope['path']}", error, administers=False)
             status, headers = (403, {}) if identity else (401, {"WWW-Authenticate": "Bearer"})
             refusal = Refusal(status, error.reason, str(error), error.retry_delay_seconds)
             await refusal.response(headers)(scope, receive, send)
@@ -235,8 +237,8 @@ class _PermittedClients:
             raise ForbiddenError(f"no role of {identity.name!a} allows describe:*")
 
 
-def _headers_of(scope: Scope) -> Authorizations:
-    return tuple(HTTPConnection(scope).headers.getlist("authorization"))
+def _headers_of(request: HTTPConnection) -> Authorizations:
+    return tuple(request.headers.getlist("authorization"))
 
 
 class _Collected(Collector):

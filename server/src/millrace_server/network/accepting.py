@@ -157,8 +157,8 @@ class Places:
                 del self._counts[place.address]
 
 
-def _end_stream(connected: socket.socket) -> None:
-    # Unless its peer has ended it already.
+def end_stream(connected: socket.socket) -> None:
+    """Ends a connection, unless its peer has ended it already."""
     with suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)
 
@@ -211,7 +211,7 @@ class Acceptor:
             connecting = asyncio.create_task(self._connect(accepted, place))
             # Without a handshake, a cancellation would come between a protocol and its connection: the protocol would
             # never learn of the end.
-            place.abort = partial(_end_stream, accepted) if self._tls is None else connecting.cancel
+            place.abort = partial(end_stream, accepted) if self._tls is None else connecting.cancel
             self._connecting[connecting] = place
             connecting.add_done_callback(partial(self._end_connecting, accepted, place))
 

@@ -19,6 +19,8 @@ from urllib.parse import quote
 
 import structlog
 
+from millrace_server.network.accepting import client_ip, end_stream
+
 _SWEEP_SECONDS, _SWEEP_SECONDS_MAX = 1.0, 5.0
 _SWEEP_SHARE = 0.02
 _FILES = Path("/proc/self/fd")
@@ -88,7 +90,7 @@ class ConnectionWatch:
             address = peer.rpartition(":")[0]
             counts[address] += 1
             if counts[address] > self._address_max:
-                _close(one)
+                end_stream(one)
             else:
                 kept.append((peer, one))
                 kept_inodes.add(inode)
@@ -104,12 +106,7 @@ def _close_largest(connections: list[socket.socket], limits: UnauthenticatedLimi
         if byte_count <= limits.connection_bytes_max and total <= limits.total_bytes_max:
             return
         total -= byte_count
-        _close(one)
-
-
-def _close(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        end_stream(one)
 
 
 def _is_connected_to(port: int, found: socket.socket) -> bool:
@@ -121,7 +118,7 @@ def _is_connected_to(port: int, found: socket.socket) -> bool:
 def _peer(connection: socket.socket) -> str:
     """Returns the peer as gRPC writes it."""
     host, port = connection.getpeername()[:2]
-    host = host.removeprefix("::ffff:")
+    host = client_ip(host)
     return f"ipv6:%5B{quote(host, safe=':')}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from millrace_server.network import Address
@@ -26,6 +27,11 @@ def _check_host_name(text: str) -> str:
 
 HostName = Annotated[str, AfterValidator(_check_host_name)]
 """A setting that is a value of the header `Host`, without its port."""
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Whether the client lists gzip. One that lists it with a weight, which may be 0, gets plain text."""
+    return "gzip" in [coding.strip() for coding in request.headers.get("accept-encoding", "").split(",")]
 
 
 class Refusal(NamedTuple):

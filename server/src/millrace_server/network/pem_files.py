@@ -11,8 +11,10 @@ from millrace_server.files import read_named
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
+RSA_BITS_MIN = 2_048
+"""Smaller RSA keys are not accepted, neither of the server nor of clients or issuers."""
+
 _FILE_BYTES_MAX = 1 << 20
-_RSA_BITS_MIN = 2048
 
 
 def read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
@@ -81,7 +83,7 @@ def read_private_key(path: Path, certificate: "Certificate | None") -> bytes:
     if not _is_supported(key):
         raise ValueError(
             f"is {shown}, whose type gRPC clients do not accept; it must be an RSA key of at least "
-            f"{_RSA_BITS_MIN} bits, or use the curve P-256 or P-384; get a certificate for such a key"
+            f"{RSA_BITS_MIN} bits, or use the curve P-256 or P-384; get a certificate for such a key"
         )
     if certificate is not None and _public_key(certificate) != key.public_key():
         raise ValueError(
@@ -95,7 +97,7 @@ def _is_supported(key: object) -> bool:
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
     if isinstance(key, rsa.RSAPrivateKey):
-        return key.key_size >= _RSA_BITS_MIN
+        return key.key_size >= RSA_BITS_MIN
     return isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1)
 
 
