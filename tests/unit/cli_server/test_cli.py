@@ -190,7 +190,7 @@ def test_command_with_a_bad_file_shows_all_problems_on_standard_error(file: Path
         (["--listen", "nowhere"], 'millraced: command line: server.listen: is "nowhere"; it must be host:port'),
         (["--http-listen", "0.0.0.0:x"], 'server.http_listen: is "0.0.0.0:x"; its port must be a whole number'),
         (["--advertise", "0.0.0.0:1"], 'server.advertise: is "0.0.0.0:1"; it must be one that clients can connect to'),
-        (["--data-dir", ""], 'server.data_dir: is ""; it must be the path of a directory of its own'),
+        (["--data-dir", ""], 'server.data_dir: is ""; it must be the path of a file or directory'),
         (["--config", "no/such.toml"], "millraced: no/such.toml: cannot be read: No such file or directory"),
         (["--config", "no\n\x1b[2J"], "millraced: no\\n\\x1b[2J: cannot be read"),
     ],

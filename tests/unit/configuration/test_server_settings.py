@@ -22,8 +22,8 @@ from tests.unit.configuration.settings_file import load, problems_of
             'http_listen = "127.0.0.1:7070"',
             'server.http_listen: is "127.0.0.1:7070"; it must be another address than server.listen',
         ),
-        ('data_dir = ""', 'server.data_dir: is ""; it must be the path of a directory of its own'),
-        ('data_dir = "a\\u0000b"', 'server.data_dir: is "a\\u0000b"; it must be the path of a directory of its own'),
+        ('data_dir = ""', 'server.data_dir: is ""; it must be the path of a file or directory'),
+        ('data_dir = "a\\u0000b"', 'server.data_dir: is "a\\u0000b"; it must be the path of a file or directory'),
         ("data_dir = 3", "server.data_dir: is 3; it must be a path in quotes"),
         ("listen = 7070", "server.listen: is 7070; it must be text"),
         (

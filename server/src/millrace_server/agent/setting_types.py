@@ -54,8 +54,13 @@ ServerAddress = Annotated[str, AfterValidator(_check_server)]
 
 def named_tables(tables: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
     """Returns the tables `[key.NAME]` of a configuration that is not validated yet, by name."""
-    named = tables.get(key)
-    return {name: table for name, table in named.items() if isinstance(table, dict)} if isinstance(named, dict) else {}
+    return {name: table for name, table in table_at(tables, key).items() if isinstance(table, dict)}
+
+
+def table_at(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Returns the table `[key]` of a configuration that is not validated yet; empty if there is none."""
+    table = tables.get(key)
+    return table if isinstance(table, dict) else {}
 
 
 def revealed(secrets: Mapping[str, Secret[_T]]) -> dict[str, _T]:

@@ -1,4 +1,4 @@
-"""The check that the audit log has its own file: it appends to whatever file it is given."""
+"""Checks that the audit log has a file of its own, since it appends to any file."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,23 +8,23 @@ from pydantic import BaseModel
 
 from millrace.setting_lines import SettingPath
 from millrace.setting_problems import Problem, shown_path, shown_value
+from millrace_server.agent.setting_types import table_at
 from millrace_server.configuration.declared_texts import declared_texts
 
 _AUDIT_FILE = ("auth", "audit_file")
 _OWN_ENTRIES = ("catalog.json", "channels", "lock", "sinks", "sources")
-"""What the server keeps in `server.data_dir`, where other files may be too."""
+"""The server's entries in `server.data_dir`, which may hold other files too."""
 
 
 def audit_conflicts(
     tables: Mapping[str, Any], model: type[BaseModel], default_data_dir: Path, file: Path | None
 ) -> list[Problem]:
-    """Returns a problem if `auth.audit_file` is a file that has another use, judged by path, links resolved.
+    """Returns a problem if `auth.audit_file` has another use, judged by its path with links resolved.
 
     That is: a file or directory that another setting names, the server's own data, a file in the directory of a source
-    that moves or deletes the files there, or the configuration in `file`.
+    that moves or deletes its files, or the configuration in `file`.
     """
-    auth = tables.get("auth")
-    text = auth.get("audit_file") if isinstance(auth, dict) else None
+    text = table_at(tables, "auth").get("audit_file")
     audit_file = _resolved(text)
     if audit_file is None:
         return []
@@ -55,7 +55,7 @@ def _named_paths(tables: Mapping[str, Any], model: type[BaseModel]) -> Iterator[
 def _used_directories(
     named: Mapping[SettingPath, Path], tables: Mapping[str, Any], default_data_dir: Path
 ) -> Iterator[tuple[SettingPath, Path]]:
-    """Yields what the server keeps in its data directory, the directories of channels elsewhere, and of `spooldir`."""
+    """Yields the server's entries in its data directory, other directories of channels, and those of `spooldir`."""
     data_dir = ("server", "data_dir")
     for entry in _OWN_ENTRIES:
         yield data_dir, named.get(data_dir, default_data_dir.resolve()) / entry
@@ -69,7 +69,7 @@ def _used_directories(
 
 
 def _resolved(path: object) -> Path | None:
-    """Returns a path without links; None if it is none, which is reported elsewhere."""
+    """Returns a path with links resolved; None if it is invalid, which is reported elsewhere."""
     try:
         return Path(path).resolve() if isinstance(path, str | Path) else None
     except (ValueError, OSError, RuntimeError):

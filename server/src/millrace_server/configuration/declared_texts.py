@@ -1,4 +1,4 @@
-"""The texts of a configuration that is not validated yet, each with the type that its model declares."""
+"""The text values of a configuration that is not validated yet, each with the type that its model declares."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_origin
@@ -19,8 +19,13 @@ class DeclaredText(NamedTuple):
 
 
 def declared_texts(tables: Mapping[str, Any], model: type[BaseModel]) -> Iterator[DeclaredText]:
-    """Yields the texts that a model declares. Whatever else is in the tables is skipped; it is reported elsewhere."""
+    """Yields the text values that a model declares. Anything else is skipped, and reported elsewhere."""
     return _texts_of_table((), tables, model)
+
+
+def texts_in(value: object) -> list[str]:
+    """Returns the text values in a list that is not validated yet; none of any other value."""
+    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
 
 
 def _texts_of_table(path: SettingPath, table: Mapping[str, Any], model: type[BaseModel]) -> Iterator[DeclaredText]:
@@ -40,7 +45,7 @@ def _texts(path: SettingPath, value: object, declared: object) -> Iterator[Decla
     elif not isinstance(value, dict):
         return
     elif choices:
-        # Of an unknown type, which is reported elsewhere, only what all types share is known.
+        # Of an unknown type, which is reported elsewhere, only the settings that all types share are known.
         meant = [choice for tag, choice in choices.items() if tag == value.get(field)] or choices.values()
         found = [list(_texts_of_table(path, value, choice)) for choice in meant]
         yield from (text for text in found[0] if all(text in texts for texts in found))

@@ -24,16 +24,12 @@ from millrace_server.agent.sink_group_config import SinkGroupConfig, group_probl
 from millrace_server.agent.sources.grpc.config import name_problems
 from millrace_server.agent.sources.stdin import stdin_problems
 from millrace_server.channels.config import AnyChannelConfig
+from millrace_server.configuration.addresses import address_conflicts, anonymous_addresses, unreachable_owner
 from millrace_server.configuration.audit_conflicts import audit_conflicts
-from millrace_server.configuration.consistency import (
-    address_conflicts,
-    anonymous_addresses,
-    missing_engines,
-    unknown_channels,
-    unreachable_owner,
-    with_engine,
-)
+from millrace_server.configuration.channel_references import unknown_channels
+from millrace_server.configuration.engines import missing_engines, with_engine
 from millrace_server.extras import is_installed
+from millrace_server.files import NamedPath
 from millrace_server.network import Address
 from millrace_server.network.http_requests import HostName
 from millrace_server.network.tls import TlsSettings
@@ -94,7 +90,7 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     `connections_max`, so that one address cannot lock out others; behind a proxy that hides clients' addresses, set it
     to `connections_max`."""
 
-    data_dir: Path = Path("millrace-data")
+    data_dir: NamedPath = Path("millrace-data")
     """Directory for the server's data. A relative path is resolved against the working directory."""
 
     message_bytes_max: ByteSize = Field(64 * MIB, ge=4 * KIB, le=1 * GIB)
@@ -178,16 +174,6 @@ class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
         if tracing is not None and not is_installed("opentelemetry.sdk"):
             raise ValueError("needs OpenTelemetry; install it with: pip install 'millrace-server[opentelemetry]'")
         return tracing
-
-    @field_validator("data_dir", mode="before")
-    @classmethod
-    def _make_path(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        # An empty path is the working directory: keeping data in whatever that happens to be is never meant.
-        if Path(value) == Path() or "\0" in value:
-            raise ValueError(f"is {shown_value(value)}; it must be the path of a directory of its own")
-        return Path(value)
 
     @field_validator("inflight_bytes_max", "inflight_bytes_per_connection_max")
     @classmethod

@@ -1,4 +1,4 @@
-"""TOML as text: of a configuration's tables, with comments."""
+"""Writes the tables of a configuration as TOML, with comments."""
 
 import json
 import re
@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 Comments = Mapping[tuple[str, str], Sequence[str]]
-"""Sentences by table, such as `channels.orders`, and key; without a key they stand at the head of the table, and
-without a table at the head of the file."""
+"""Sentences by table, such as `channels.orders`, and key. Those with an empty key precede the table, and those with
+an empty table begin the file."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _COMMENT_COLUMNS = 118
@@ -34,7 +34,7 @@ def to_toml(tables: Mapping[str, Mapping[str, Mapping[str, object]]], comments: 
 def _comment(sentences: Sequence[str]) -> list[str]:
     lines = []
     for sentence in sentences:
-        # Control characters are not allowed in comments, and line ends would end them.
+        # Comments must not contain control characters or line ends.
         shown = "".join(letter if letter.isprintable() else "?" for letter in " ".join(sentence.split()))
         lines.extend(textwrap.wrap(shown, _COMMENT_COLUMNS, break_long_words=False, break_on_hyphens=False))
     return [f"# {line}" for line in lines]
