@@ -102,3 +102,47 @@ async def test_submit_of_a_function_that_exits_raises_and_continues() -> None:
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         await thread.submit(lambda: sys.exit(3))
     assert await thread.submit(lambda: 7) == 7
+
+
+async def test_end_with_a_call_behind_one_that_hangs_returns_in_time() -> None:
+    """The last call still runs once the one before it ends."""
+    thread, go, has_ended = WorkerThread("app"), threading.Event(), threading.Event()
+    thread.submit(go.wait)
+    await thread.end_with(has_ended.set, 0.05)
+    assert not has_ended.is_set()
+    go.set()
+    assert await asyncio.to_thread(has_ended.wait, 10.0)
+
+
+async def test_submit_cancelled_after_its_start_reports_no_error() -> None:
+    """A call that has started is completed, and its error is not reported as unretrieved."""
+    thread, has_begun, go, problems = WorkerThread("app"), threading.Event(), threading.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(context))
+
+    def fail() -> None:
+        has_begun.set()
+        go.wait(10.0)
+        raise OSError
+
+    failing = thread.submit(fail)
+    assert await asyncio.to_thread(has_begun.wait, 10.0)
+    failing.cancel()
+    go.set()
+    assert await thread.submit(lambda: 7) == 7
+    assert problems == []
+
+
+def test_submit_of_a_function_that_ends_after_its_loop_is_closed_raises_nothing() -> None:
+    """A file system that responds after the server has ended raises nothing."""
+    go = threading.Event()
+
+    async def begin() -> threading.Thread:
+        worker = WorkerThread("slow files")
+        worker.submit(go.wait)
+        await worker.end_with(lambda: None, 0.01)
+        return next(thread for thread in threading.enumerate() if thread.name == "slow files")
+
+    thread = asyncio.run(begin())
+    go.set()
+    thread.join(10.0)
+    assert not thread.is_alive()

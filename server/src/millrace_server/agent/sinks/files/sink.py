@@ -48,36 +48,43 @@ class FilesSink:
         Raises ComponentError if the files cannot be written now: unfinished ones are removed, and the next run writes
         them. Raises MillraceError if the channel cannot be read, or deliveries cannot be settled, now.
         """
-        settings = self._settings
-        stalled = f"the file system of {settings.target} has not responded for {settings.stall_seconds:g} seconds"
-        worker = FileWorker(f"files-{settings.name}", settings.stall_seconds, stalled)
+        thread = WorkerThread(f"files-{self._settings.name}")
         files = self._make_files()
-        run = _Run(settings, reader, worker, files)
+        run = _Run(self._settings, reader, thread, files)
         try:
             await run.call(files.open)
             await run.until_closed()
         finally:
-            await worker.close(files.close, CLOSE_SECONDS)
+            await thread.end_with(files.close, CLOSE_SECONDS)
 
 
 class _Run:
     def __init__(
-        self, settings: FilesSinkSettings, reader: ChannelReader, worker: "FileWorker", files: EventFiles
+        self, settings: FilesSinkSettings, reader: ChannelReader, thread: WorkerThread, files: EventFiles
     ) -> None:
         self._settings = settings
         self._reader = reader
-        self._worker = worker
+        self._thread = thread
         self._files = files
         self._unsettled = UnsettledDeliveries(settings.join_events_max)
         self._clock = asyncio.get_running_loop().time
         self._due_at: float | None = None
 
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Calls a method of the files on their thread; raises ComponentError if it failed or takes too long."""
+        """Calls a method of the files on their thread.
+
+        Raises ComponentError if it fails or takes too long; in the latter case it continues, and later calls wait for
+        its end.
+        """
+        target, stall_seconds = self._settings.target, self._settings.stall_seconds
+        result = self._thread.submit(function)
+        await asyncio.wait({result}, timeout=stall_seconds)
+        if not result.done():
+            raise ComponentError(f"the file system of {target} has not responded for {stall_seconds:g} seconds")
         try:
-            return await self._worker.call(function)
+            return result.result()
         except OSError as error:
-            target, reason = self._settings.target, error.strerror or str(error)
+            reason = error.strerror or str(error)
             path = f" ({error.filename})" if error.filename and str(error.filename) != target else ""
             raise ComponentError(f"cannot write files to {target}: {reason}{path}") from error
 
@@ -164,29 +171,6 @@ async def _settle_all(deliveries: Sequence[Delivery]) -> None:
     for outcome in outcomes:
         if outcome is not None:
             raise outcome
-
-
-class FileWorker:
-    """Calls file operations one after another on its own thread, and limits the wait for each."""
-
-    def __init__(self, name: str, stall_seconds: float, stalled: str) -> None:
-        self._stall_seconds = stall_seconds
-        self._stalled = stalled
-        self._thread = WorkerThread(name)
-
-    async def call(self, function: Callable[[], ResultT]) -> ResultT:
-        """Calls a function; returns what it returns, or raises what it raises.
-
-        Raises ComponentError if it takes too long. It continues nevertheless, and later calls wait for its end.
-        """
-        result = self._thread.submit(function)
-        await asyncio.wait({result}, timeout=self._stall_seconds)
-        if not result.done():
-            raise ComponentError(self._stalled)
-        return result.result()
-
-    async def close(self, last: Callable[[], None], timeout_seconds: float) -> None:
-        await self._thread.end_with(last, timeout_seconds)
 
 
 class UnsettledDeliveries:
