@@ -8,7 +8,7 @@ next to them, so that neither a server nor the wire touches single events. This 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import NamedTuple, Self
 
 from millrace.v1 import event_pb2
@@ -219,7 +219,7 @@ class ColumnsCutter:
         self._columns = columns
         # Reading a bytes field copies it: once here, not for each cut.
         self._bodies = columns.bodies
-        self._body_ends = list(accumulate(columns.body_sizes, initial=0))
+        self._body_ends = list(accumulate(columns.body_sizes[:], initial=0))
         self._headers: list[_HeaderCutter] | None = None
 
     @property
@@ -284,10 +284,9 @@ class ColumnsCutter:
                     headers[key] = value
             yield headers
 
-    @property
-    def header_keys(self) -> list[str]:
-        """The keys of the headers that any of the events has."""
-        return [header.key for header in self._header_cutters()]
+    def all_headers(self) -> dict[str, str | list[str | None]]:
+        """Returns the values of each header by its key, as `header_values` does."""
+        return {header.key: header.all_strings(self.count) for header in self._header_cutters()}
 
     def header_values(self, key: str) -> str | list[str | None] | None:
         """Returns a header's value of all events, or of each event; None if none has it."""
@@ -305,7 +304,7 @@ class _HeaderCutter:
         self.key = column.key
         self._key_bytes = len(column.key.encode())
         self._values = column.values
-        self._sizes: Sequence[int] = list(column.sizes)
+        self._sizes: Sequence[int] = column.sizes[:]
         self._is_constant = len(self._sizes) == 1 and count != 1
         self._ends = (
             [0] if self._is_constant else list(accumulate((max(size - 1, 0) for size in self._sizes), initial=0))
@@ -343,7 +342,14 @@ class _HeaderCutter:
         return self._varying_strings(start, stop)
 
     def all_strings(self, count: int) -> str | list[str | None]:
-        return self._values.decode() if self._is_constant else list(self._varying_strings(0, count))
+        if not self._values.isascii():
+            return self._values.decode() if self._is_constant else list(self._varying_strings(0, count))
+        # Slicing text is cheaper than decoding each slice of bytes.
+        text = self._values.decode()
+        if self._is_constant:
+            return text
+        ends = pairwise(self._ends)
+        return [text[start:end] if size else None for size, (start, end) in zip(self._sizes, ends, strict=True)]
 
     def _varying_strings(self, start: int, stop: int) -> Iterator[str | None]:
         values = self._values

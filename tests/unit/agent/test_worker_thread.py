@@ -107,10 +107,11 @@ async def test_submit_of_a_function_that_exits_raises_and_continues() -> None:
 async def test_end_with_a_call_behind_one_that_hangs_returns_in_time() -> None:
     """The last call still runs once the one before it ends."""
     thread, go, has_ended = WorkerThread("app"), threading.Event(), threading.Event()
-    thread.submit(go.wait)
+    hanging = thread.submit(go.wait)
     await thread.end_with(has_ended.set, 0.05)
     assert not has_ended.is_set()
     go.set()
+    assert await hanging
     assert await asyncio.to_thread(has_ended.wait, 10.0)
 
 
@@ -138,7 +139,7 @@ def test_submit_of_a_function_that_ends_after_its_loop_is_closed_raises_nothing(
 
     async def begin() -> threading.Thread:
         worker = WorkerThread("slow files")
-        worker.submit(go.wait)
+        _ = worker.submit(go.wait)
         await worker.end_with(lambda: None, 0.01)
         return next(thread for thread in threading.enumerate() if thread.name == "slow files")
 

@@ -107,8 +107,7 @@ class ColumnTable(EventTable):
         if len(self._received) != 1:
             return EventTable.of_windows(map(Window.whole, self.stored()))
         cutter = next(self._cutters())
-        headers = {key: values for key in cutter.header_keys if (values := cutter.header_values(key)) is not None}
-        return EventTable(list(cutter.bodies(0, cutter.count)), headers)
+        return EventTable(list(cutter.bodies(0, cutter.count)), cutter.all_headers())
 
 
 def _found(columns: event_pb2.EventColumns, key: str) -> event_pb2.HeaderColumn | None:

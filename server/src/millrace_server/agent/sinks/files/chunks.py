@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any, TypeAlias, TypeVar
 
 from millrace.columns import ColumnsCutter, columns_from_events
@@ -41,27 +40,22 @@ class EventChunk:
     def __init__(self, first_sequence: int, columns: event_pb2.EventColumns) -> None:
         self.first_sequence = first_sequence
         self.columns = columns
+        self.count = columns.count
+        self.last_sequence = first_sequence + columns.count - 1
         self.record_batch: Any = None
 
-    @property
-    def count(self) -> int:
-        return self.columns.count
-
-    @property
-    def last_sequence(self) -> int:
-        return self.first_sequence + self.columns.count - 1
+    @cached_property
+    def _cutter(self) -> ColumnsCutter:
+        return ColumnsCutter(self.columns)
 
     @cached_property
     def bodies(self) -> list[bytes]:
-        # Reading a bytes field copies it, so it is read once.
-        joined = self.columns.bodies
-        ends = accumulate(self.columns.body_sizes[:], initial=0)
-        return [joined[start:end] for start, end in pairwise(ends)]
+        return list(self._cutter.bodies(0, self.count))
 
     @cached_property
     def headers(self) -> "dict[str, str | list[str | None]]":
         """Each header's values by its key: one value for all events, or one value or None per event."""
-        return {header.key: _values(header) for header in self.columns.headers}
+        return self._cutter.all_headers()
 
     def header_values(self, key: str) -> Sequence[str | None]:
         """Returns each event's value of a header; None for an event without it."""
@@ -70,10 +64,12 @@ class EventChunk:
 
     def parts(self, ranges: Iterable[tuple[int, int]]) -> "Iterator[EventChunk]":
         """Yields the events of some ranges of sequences, both ends included."""
-        cutter = ColumnsCutter(self.columns)
         for first, last in ranges:
             start = first - self.first_sequence
-            yield EventChunk(first, cutter.cut(start, last + 1 - self.first_sequence))
+            yield EventChunk(first, self._cutter.cut(start, last + 1 - self.first_sequence))
+
+    def rows(self) -> Iterator[tuple[dict[str, str], bytes]]:
+        return self._cutter.rows(0, self.count)
 
 
 def chunks_of(batches: Iterable[tuple[int, Buffer]]) -> Iterator[EventChunk]:
@@ -99,9 +95,7 @@ def _joined(chunks: Sequence[EventChunk]) -> Iterator[EventChunk]:
             yield from _cut(chunk)
         return
     sequence = chunks[0].first_sequence
-    for columns in columns_from_events(
-        row for chunk in chunks for row in ColumnsCutter(chunk.columns).rows(0, chunk.count)
-    ):
+    for columns in columns_from_events(row for chunk in chunks for row in chunk.rows()):
         yield from _cut(EventChunk(sequence, columns))
         sequence += columns.count
 
@@ -114,19 +108,3 @@ def _cut(chunk: EventChunk) -> Iterator[EventChunk]:
         return
     starts = range(chunk.first_sequence, chunk.last_sequence + 1, count_max)
     yield from chunk.parts((start, min(start + count_max - 1, chunk.last_sequence)) for start in starts)
-
-
-def _values(header: event_pb2.HeaderColumn) -> "str | list[str | None]":
-    sizes = header.sizes[:]
-    values = header.values
-    if len(sizes) == 1 and sizes[0]:
-        # One size stands for all events; with a single event the result is the same.
-        return values.decode()
-    ends = list(accumulate((max(size - 1, 0) for size in sizes), initial=0))
-    if values.isascii():
-        # Slicing text is cheaper than decoding each slice of bytes.
-        text = values.decode()
-        return [text[start:end] if size else None for size, (start, end) in zip(sizes, pairwise(ends), strict=True)]
-    return [
-        values[start:end].decode() if size else None for size, (start, end) in zip(sizes, pairwise(ends), strict=True)
-    ]

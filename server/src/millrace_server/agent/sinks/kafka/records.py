@@ -3,9 +3,10 @@
 import json
 from base64 import b64decode
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, pairwise, repeat
+from itertools import repeat
 from typing import cast
 
+from millrace.columns import ColumnsCutter
 from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer
 from millrace_server.agent.channel_reader import EventsRejectedError
@@ -79,8 +80,7 @@ class RecordWriter:
 
     @staticmethod
     def _values(columns: event_pb2.EventColumns, tombstones: _Cells | None) -> Iterable[bytes | None]:
-        bodies, ends = columns.bodies, accumulate(columns.body_sizes[:], initial=0)
-        values = [bodies[start:end] for start, end in pairwise(ends)]
+        values = ColumnsCutter(columns).bodies(0, columns.count)
         if tombstones is None:
             return values
         return (
