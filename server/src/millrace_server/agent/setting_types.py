@@ -35,21 +35,39 @@ OwnChannelName = Annotated[ChannelName, ChannelReference(is_own=True)]
 """One of the source's channels."""
 
 
+def valid_for(parse: Callable[[str], object]) -> AfterValidator:
+    """Returns a validator that keeps a text unchanged, and raises ValueError if `parse` does."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
+
+
 def check_fastavro(value: str) -> str:
     """Returns the type of a component that needs fastavro; raises ValueError if that is not installed."""
     check_installed(value, "fastavro", "avro")
     return value
 
 
-def _check_server(text: str) -> str:
-    address = Address.of_setting(text)
-    if not address.port:
+def _parse_server(text: str) -> None:
+    if not Address.of_setting(text).port:
         raise ValueError(f"is {shown_value(text)}; its port must be at least 1")
-    return text
 
 
-ServerAddress = Annotated[str, AfterValidator(_check_server)]
+ServerAddress = Annotated[str, valid_for(_parse_server)]
 """`host:port` of a server to connect to."""
+
+
+def _check_unique(servers: list[str]) -> list[str]:
+    if len(set(servers)) != len(servers):
+        raise ValueError("lists a server twice; list each one once")
+    return servers
+
+
+Endpoints = Annotated[list[ServerAddress], Field(min_length=1), AfterValidator(_check_unique)]
+"""The servers that a sink sends to, in order of preference. Each name must stand for a single server."""
 
 
 def named_tables(tables: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
@@ -87,12 +105,7 @@ def load_factory(path: str) -> Callable[..., Any]:
     return found
 
 
-def _check_importable(path: str) -> str:
-    load_factory(path)
-    return path
-
-
-FactoryPath = Annotated[str, AfterValidator(_check_importable)]
+FactoryPath = Annotated[str, valid_for(load_factory)]
 """Where a class or function is imported from: `package.module:name`."""
 
 
@@ -106,10 +119,5 @@ def time_zone_of(name: str) -> tzinfo:
         ) from None
 
 
-def _check_time_zone(name: str) -> str:
-    time_zone_of(name)
-    return name
-
-
-TimeZoneName = Annotated[str, AfterValidator(_check_time_zone)]
+TimeZoneName = Annotated[str, valid_for(time_zone_of)]
 """A time zone, such as Europe/Berlin."""

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError, Interceptor, InterceptorConfig
 from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
+from millrace_server.agent.setting_types import valid_for
 
 if TYPE_CHECKING:
     import regex
@@ -39,12 +40,7 @@ def compile_pattern(pattern: str) -> "regex.Pattern[str]":
         raise ValueError(f"is {shown_value(pattern)}, which is not a valid regular expression: {error}") from None
 
 
-def _check_pattern(pattern: str) -> str:
-    compile_pattern(pattern)
-    return pattern
-
-
-RegexPattern = Annotated[str, Field(max_length=PATTERN_LENGTH_MAX), AfterValidator(_check_pattern)]
+RegexPattern = Annotated[str, Field(max_length=PATTERN_LENGTH_MAX), valid_for(compile_pattern)]
 """A regular expression in the syntax of Python's `re` and of the library `regex`."""
 
 

@@ -5,11 +5,12 @@ import ssl
 from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, Field, PlainSerializer, Secret, field_validator
+from pydantic import Field, PlainSerializer, Secret, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace.units import GIB, MIB
+from millrace_server.agent.setting_types import valid_for
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
 from millrace_server.agent.supervision import ComponentError
 
@@ -55,11 +56,6 @@ def shown_url(text: str) -> str:
     return text.partition("?")[0]
 
 
-def _check_url(text: str) -> str:
-    split_url(text)
-    return text
-
-
 class HttpSinkConfig(SinkConfig):
     """A sink that posts events to a URL.
 
@@ -72,7 +68,7 @@ class HttpSinkConfig(SinkConfig):
     type: Literal["http"]
     """Posts events to a URL."""
 
-    url: Annotated[str, AfterValidator(_check_url), PlainSerializer(shown_url)]
+    url: Annotated[str, valid_for(split_url), PlainSerializer(shown_url)]
     """The URL; redirects are not followed."""
 
     format: Format = "json"

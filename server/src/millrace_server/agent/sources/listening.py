@@ -7,7 +7,7 @@ from abc import ABC
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from pydantic import Field, ValidationInfo, field_validator
@@ -113,12 +113,6 @@ def bound_address(bound: socket.socket) -> Address:
     return Address(*bound.getsockname()[:2])
 
 
-class ClosedNote(Protocol):
-    """Logs that a connection was closed before it was served."""
-
-    def __call__(self, client: str, reason: object) -> None: ...
-
-
 class ListenAddress:
     """Where a source listens.
 
@@ -142,22 +136,22 @@ class ListenAddress:
         self,
         places: Places,
         make_protocol: Callable[[Place], asyncio.Protocol],
-        note_closed: ClosedNote,
+        on_closed: Callable[[str, object], None],
         admits: Callable[[str], Awaitable[bool]] | None = None,
     ) -> AsyncIterator[None]:
         """Accepts connections, over TLS if it is configured, until the block ends; those that are served continue.
 
         Args:
             places: The places of the connections.
-            make_protocol: Makes what serves the connection of a place, and gives the place back at its end.
-            note_closed: Is called for connections that are not served.
+            make_protocol: Creates the protocol that serves the connection of a place, and leaves the place at its end.
+            on_closed: Called with the client and the reason if a connection is closed before it is served.
             admits: Whether a client may connect, by its address.
         """
         async with source_tls(self._config, self._source) as tls:
             with await self.open() as bound:
                 detect_dead_peers(bound)
-                too_many = partial(note_closed, "", _TOO_MANY)
-                acceptor = Acceptor(bound, places, make_protocol, tls, too_many, admits=admits, on_failed=note_closed)
+                too_many = partial(on_closed, "", _TOO_MANY)
+                acceptor = Acceptor(bound, places, make_protocol, tls, too_many, admits=admits, on_failed=on_closed)
                 _log.info("listening", source=self._source, address=f"{'tls' if tls else 'tcp'}://{self.address}")
                 try:
                     yield

@@ -13,6 +13,15 @@ Ranges = Sequence[Sequence[tuple[int, int]]]
 """For each channel the numbers of a producer that it has stored, as ascending ranges with both ends included."""
 
 
+def boundaries_after(position: int, ranges: Ranges) -> list[int]:
+    """Returns the numbers after a position where a stored range of some channel begins or ends, ascending.
+
+    A batch must not cross any of them: some channel would have stored it in part.
+    """
+    boundaries = {boundary for of_one in ranges for first, last in of_one for boundary in (first, last + 1)}
+    return sorted(boundary for boundary in boundaries if boundary > position)
+
+
 def asked_by_threads(writer: ChannelWriter, loop: asyncio.AbstractEventLoop) -> Callable[[str], Ranges]:
     """Returns a function by which a source's threads ask the event loop what is stored of a producer."""
 
@@ -25,29 +34,22 @@ def asked_by_threads(writer: ChannelWriter, loop: asyncio.AbstractEventLoop) -> 
 class StoredRanges:
     """What channels have stored of one producer whose numbers begin at 0.
 
-    Channels differ only after a crash between the commits of two channels. Then what only one of them has is read
-    again, in the same chunks.
-
-    Args:
-        ranges: For each channel the numbers that it has stored, as ascending ranges with both ends included.
+    Channels differ only after a crash between the commits of two channels. Events that only some of them have stored
+    are then read again, in the same chunks.
 
     Attributes:
         position: All channels have stored the numbers before this one.
     """
 
-    def __init__(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> None:
+    def __init__(self, ranges: Ranges) -> None:
         self.position = min((self._first_end(of_one) for of_one in ranges), default=0)
-        boundaries = {boundary for of_one in ranges for first, last in of_one for boundary in (first, last + 1)}
-        self._boundaries = sorted(boundary for boundary in boundaries if boundary > self.position)
+        self._boundaries = boundaries_after(self.position, ranges)
 
     @staticmethod
     def _first_end(ranges: Sequence[tuple[int, int]]) -> int:
         return ranges[0][1] + 1 if ranges and ranges[0][0] == 0 else 0
 
     def next_boundary(self, position: int) -> int | None:
-        """Returns the first number after a position where a stored range of some channel begins or ends, or None.
-
-        A batch must end there.
-        """
+        """Returns the first boundary after a position, where a batch must end; or None."""
         index = bisect_right(self._boundaries, position)
         return self._boundaries[index] if index < len(self._boundaries) else None

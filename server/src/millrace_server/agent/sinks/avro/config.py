@@ -10,8 +10,7 @@ from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace.units import MIB
 from millrace_server.agent.client_certificate import ClientCertificateConfig
-from millrace_server.agent.setting_types import check_fastavro
-from millrace_server.agent.sinks.receivers import Endpoints
+from millrace_server.agent.setting_types import Endpoints, check_fastavro
 from millrace_server.agent.sinks.sink import NonRejectingSinkConfig, Sink, SinkContext, sink_class
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.files import NamedPath

@@ -7,8 +7,7 @@ from pydantic import Field
 from millrace.setting_units import ByteSize
 from millrace.units import GIB, MIB
 from millrace_server.agent.client_certificate import ClientCertificateConfig
-from millrace_server.agent.setting_types import ChannelName
-from millrace_server.agent.sinks.receivers import Endpoints
+from millrace_server.agent.setting_types import ChannelName, Endpoints
 from millrace_server.agent.sinks.sink import Sink, SinkConfig, SinkContext, sink_class
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.files import NamedPath

@@ -2,21 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_units import ByteSize
 from millrace.units import GIB, MIB, TIB
 from millrace_server.agent.avro_rpc.event_reader import TABLE_EVENTS_MAX
-from millrace_server.agent.setting_types import check_fastavro
+from millrace_server.agent.setting_types import check_fastavro, valid_for
 from millrace_server.agent.sources.avro.ip_filter import IpFilterRule
 from millrace_server.agent.sources.listening import AddressSourceConfig, check_holds_two
 
 _INFLIGHT_REQUESTS = 8
-
-
-def _check_rule(text: str) -> str:
-    IpFilterRule.parse(text)
-    return text
 
 
 class AvroSourceConfig(AddressSourceConfig):
@@ -33,7 +28,7 @@ class AvroSourceConfig(AddressSourceConfig):
     compression: Literal["none", "deflate"] = "none"
     """How connections are compressed; all senders must have the same `compression-type`."""
 
-    ip_filter_rules: list[Annotated[str, AfterValidator(_check_rule)]] = Field(default_factory=list, max_length=1_000)
+    ip_filter_rules: list[Annotated[str, valid_for(IpFilterRule.parse)]] = Field(default_factory=list, max_length=1_000)
     """Which clients may connect, each rule like Flume's: `allow` or `deny`, then `ip` or `name`, then a pattern with
     the wildcards `*` and `?`, such as `allow:ip:127.*` or `deny:name:*.example.com`. The first matching rule decides;
     if none matches, the client may connect. The name of a client is the one that DNS returns for its address, if that

@@ -3,27 +3,24 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.kafka.client import KafkaClientConfig, TopicName, described
 from millrace_server.agent.kafka.client_log import CLIENT_LOG
 from millrace_server.agent.kafka.header_names import DEFAULT_PREFIX
 from millrace_server.agent.kafka.topic_patterns import check_topic_pattern, subscribed
-from millrace_server.agent.sources.source import Source, SourceConfig, SourceContext, source_class
+from millrace_server.agent.setting_types import valid_for
+from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.extras import is_installed
 
 RecordHeader = Literal["key", "topic", "partition", "offset", "timestamp"]
 
 
-def _check_pattern(pattern: str) -> str:
-    check_topic_pattern(pattern)
-    if is_installed("confluent_kafka"):
-        _try_pattern(pattern)
-    return pattern
-
-
 def _try_pattern(pattern: str) -> None:
+    check_topic_pattern(pattern)
+    if not is_installed("confluent_kafka"):
+        return
     from confluent_kafka import Consumer, KafkaException
 
     consumer = Consumer({"group.id": "check", "logger": CLIENT_LOG})
@@ -58,7 +55,7 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
     topics: list[TopicName] = Field(default_factory=list)
     """The topics; the members of the consumer group share their partitions."""
 
-    topic_pattern: Annotated[str, AfterValidator(_check_pattern)] | None = Field(None, min_length=1)
+    topic_pattern: Annotated[str, valid_for(_try_pattern)] | None = Field(None, min_length=1)
     """A POSIX extended regular expression for further topics to read, including topics that are created later; it must
     match the whole name."""
 
@@ -128,6 +125,3 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
             "enable.auto.commit": True,
             "enable.auto.offset.store": False,
         }
-
-    def make(self, context: SourceContext) -> Source:
-        return source_class(self.type)(self, context)

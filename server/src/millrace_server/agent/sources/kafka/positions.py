@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from millrace_server.agent.sources.stored_ranges import Ranges
+from millrace_server.agent.sources.stored_ranges import Ranges, boundaries_after
 from millrace_server.agent.supervision import ComponentFailedError
 
 _ID_NAME_LENGTH_MAX = 60
@@ -134,8 +134,7 @@ class PieceCutter:
 
     def __init__(self, start: Start, stored: Ranges) -> None:
         self.next_number = start.covered_from
-        bounds = {bound for ranges in stored for first, last in ranges for bound in (first, last + 1)}
-        self._bounds = sorted(bound for bound in bounds if bound > start.covered_from)
+        self._bounds = boundaries_after(start.covered_from, stored)
 
     def pieces(self, offsets: Sequence[int], sizes: Sequence[int], events_max: int, bytes_max: int) -> Iterator[Piece]:
         """Yields the pieces of records with these offsets, which ascend, and sizes of their bodies."""

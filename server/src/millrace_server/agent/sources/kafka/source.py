@@ -10,7 +10,6 @@ from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.sources.kafka.config import KafkaSourceConfig
 from millrace_server.agent.sources.kafka.consumer import Fetched, PartitionConsumer
 from millrace_server.agent.sources.kafka.records import SKIPPED
-from millrace_server.agent.sources.source import SourceContext
 from millrace_server.agent.sources.stored_ranges import asked_by_threads
 from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
@@ -31,9 +30,9 @@ class KafkaSource:
     A thread fetches the next records, and makes events of them, while the previous ones are being stored.
     """
 
-    def __init__(self, config: KafkaSourceConfig, context: SourceContext) -> None:
+    def __init__(self, name: str, config: KafkaSourceConfig) -> None:
+        self._name = name
         self._config = config
-        self._name = context.name
 
     async def run(self, writer: ChannelWriter) -> None:
         thread = WorkerThread(f"kafka {self._name}")

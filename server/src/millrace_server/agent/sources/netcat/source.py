@@ -32,7 +32,7 @@ class NetcatSource:
     async def run(self, writer: ChannelWriter) -> None:
         places = Places(self._config.connections_max, self._config.connections_per_address_max)
         try:
-            async with self._listen.accepting(places, partial(self._make_protocol, writer), self._note_closed):
+            async with self._listen.accepting(places, partial(self._make_protocol, writer), self._log_closed):
                 writer.report_running()
                 await asyncio.Event().wait()
         finally:
@@ -75,6 +75,6 @@ class NetcatSource:
         if self._serving:
             await asyncio.wait(self._serving)
 
-    def _note_closed(self, client: str, reason: object) -> None:
+    def _log_closed(self, client: str, reason: object) -> None:
         about = str(reason)
         self._refusals.log(logging.WARNING, "connections were closed at once", about, 1, client=client, reason=about)

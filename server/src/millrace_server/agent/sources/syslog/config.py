@@ -4,12 +4,12 @@ import re
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace.setting_units import ByteSize
 from millrace.units import GIB, MIB
-from millrace_server.agent.setting_types import TimeZoneName
+from millrace_server.agent.setting_types import TimeZoneName, valid_for
 from millrace_server.agent.sources.listening import ListeningSourceConfig, check_plaintext_allowed
 from millrace_server.network import Address
 
@@ -50,11 +50,6 @@ class Listener(NamedTuple):
         return f"{self.transport}://{self.address}"
 
 
-def _check_listener(text: str) -> str:
-    Listener.parse(text)
-    return text
-
-
 class SyslogSourceConfig(ListeningSourceConfig):
     """A source of syslog messages.
 
@@ -68,7 +63,7 @@ class SyslogSourceConfig(ListeningSourceConfig):
     """Messages of RFC 5424 and RFC 3164 over TCP, TLS (RFC 5425) and UDP, none of which acknowledges messages to their
     sender."""
 
-    listen: Annotated[list[Annotated[str, AfterValidator(_check_listener)]], Field(min_length=1, max_length=64)]
+    listen: Annotated[list[Annotated[str, valid_for(Listener.parse)]], Field(min_length=1, max_length=64)]
     """Where to listen: `tcp://host:port`, with TLS if there is a table `tls`, and `udp://host:port`, always plain text;
     port 0 selects any free port."""
 

@@ -8,6 +8,7 @@ from millrace_server.agent.lines.charsets import BOM_BYTES_MAX
 from millrace_server.agent.lines.config import LinesConfig
 from millrace_server.agent.lines.lines import Lines
 from millrace_server.agent.lines.splitter import LinesError, LineSplitter
+from millrace_server.agent.sources.stored_ranges import Ranges, boundaries_after
 from millrace_server.agent.sources.taildir.positions import (
     HEAD_BYTES_MAX,
     TAIL_BYTES_MAX,
@@ -38,26 +39,22 @@ class StartPosition:
 
     Attributes:
         position: The first byte that some channel has not stored.
-        boundaries: Later positions where a stored range of some channel begins or ends, ascending. No batch crosses
-            them.
+        boundaries: Later positions that no batch crosses; see `boundaries_after`.
     """
 
     position: int
     boundaries: Sequence[int] = ()
 
     @classmethod
-    def of(cls, stored_ranges: Sequence[Sequence[tuple[int, int]]], saved: int) -> "StartPosition":
+    def of(cls, stored: Ranges, saved: int) -> "StartPosition":
         """Returns where to start after a restart.
 
-        Args:
-            stored_ranges: For each channel the ranges of bytes that it has stored, both ends included.
-            saved: The saved position. It applies to channels that do not know the file: new ones, those in memory, and
-                those that have forgotten it.
+        The saved position applies to channels that do not know the file: new ones, those in memory, and those that have
+        forgotten it.
         """
         # Bytes before the first range were stored by a predecessor of the channel, or skipped.
-        position = min((ranges[0][1] + 1 if ranges else saved for ranges in stored_ranges), default=saved)
-        boundaries = {border for ranges in stored_ranges for first, last in ranges for border in (first, last + 1)}
-        return cls(position, tuple(sorted(border for border in boundaries if border > position)))
+        position = min((ranges[0][1] + 1 if ranges else saved for ranges in stored), default=saved)
+        return cls(position, tuple(boundaries_after(position, stored)))
 
 
 class TailedFile:
