@@ -15,7 +15,7 @@ from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, read
 from millrace_server.agent.avro_rpc.compression import CompressionError, Inflater
 from millrace_server.agent.avro_rpc.event_reader import EventReader
 from millrace_server.agent.avro_rpc.framing import FrameReader, FramingError
-from millrace_server.agent.avro_rpc.handshakes import ServerHandshakes, read_welcome
+from millrace_server.agent.avro_rpc.handshakes import ServerHandshakes, read_reply
 from millrace_server.agent.avro_rpc.protocol import ForeignProtocolError, read_protocol
 from tests.flume_peer import PROTOCOL, md5, write_events, write_long, write_map, write_string
 
@@ -52,8 +52,8 @@ def payloads(draw: st.DrawFn) -> bytes:
 
 def _respond(payload: bytes) -> None:
     try:
-        greeting = ServerHandshakes().greet(payload)
-        for position in (0, greeting.end):
+        reply = ServerHandshakes().respond(payload)
+        for position in (0, reply.end):
             call = read_call(payload, position)
             for is_array in (True, False):
                 for table in EventReader(payload, call.position, is_array=is_array).tables():
@@ -74,7 +74,7 @@ def test_responses_of_whatever_bytes_are_refused_or_read(payload: bytes) -> None
     """A server's bytes are a response, or are refused as none."""
     for start in (0, 3):
         try:
-            read_response(payload, read_welcome(payload[start:], "appendBatch").end)
+            read_response(payload, read_reply(payload[start:], "appendBatch").end)
         except (BadCallError, ForeignProtocolError, RemoteError):
             continue
 

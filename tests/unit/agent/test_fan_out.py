@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.fan_out import ChannelBatch, FanOut, channel_batches_of, unrouted_count
 from millrace_server.agent.selectors import EventMask, LeastFull, RoundRobin
+from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, ChannelFullError, ChannelLogFailedError, DiskFullError
 from tests.channel_events import append, begin_with_takes, open_channel
 from tests.slow_commits import SlowCommits
@@ -22,11 +24,18 @@ def batch(*bodies: bytes) -> ChannelBatch:
     return ChannelBatch(table_of(*bodies))
 
 
+async def store(
+    fan_out: FanOut, batches: Mapping[str, ChannelBatch], stamp: Stamp | None, last: str | None = None
+) -> None:
+    """Stores a batch in all channels; those without an entry get no events."""
+    await (await fan_out.begin(batches, stamp, last)).finish()
+
+
 async def test_store_in_several_channels_stores_each_batch_with_the_same_stamp() -> None:
     """A channel that gets no events has accepted the batch nevertheless."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     fan_out = FanOut(registry, ["a", "b", "c"])
-    await fan_out.store({"a": batch(b"1", b"2"), "b": batch(b"2")}, batch_stamp(0, 9))
+    await store(fan_out, {"a": batch(b"1", b"2"), "b": batch(b"2")}, batch_stamp(0, 9))
     assert held(registry, "a", "b", "c") == {"a": [b"1", b"2"], "b": [b"2"], "c": []}
     assert [ranges_of(registry.get(name)) for name in "abc"] == [[(0, 9)]] * 3
 
@@ -35,7 +44,7 @@ async def test_store_of_the_same_batch_in_several_channels_creates_columns_for_e
     """Each log notes the place of the columns separately."""
     registry = registry_of(a=memory(), b=memory())
     shared = batch(b"1")
-    await FanOut(registry, ["a", "b"]).store({"a": shared, "b": shared}, batch_stamp(0, 0))
+    await store(FanOut(registry, ["a", "b"]), {"a": shared, "b": shared}, batch_stamp(0, 0))
     [one], [other] = (list(registry.get(name)._contents.queue) for name in "ab")
     assert one.window.stored is not other.window.stored
     assert one.window.stored.raw == other.window.stored.raw
@@ -46,7 +55,7 @@ async def test_store_again_stores_nothing() -> None:
     registry = registry_of(a=memory(), b=memory())
     fan_out = FanOut(registry, ["a", "b"])
     for _ in range(2):
-        await fan_out.store({"a": batch(b"1")}, batch_stamp(0, 9))
+        await store(fan_out, {"a": batch(b"1")}, batch_stamp(0, 9))
     assert held(registry, "a", "b") == {"a": [b"1"], "b": []}
 
 
@@ -58,7 +67,7 @@ async def test_store_when_one_channel_is_full_stores_nothing() -> None:
     everywhere = {name: batch(b"1") for name in "abc"}
     for _ in range(2):
         with pytest.raises(ChannelFullError) as caught:
-            await fan_out.store(everywhere, batch_stamp(0, 0))
+            await store(fan_out, everywhere, batch_stamp(0, 0))
         assert caught.value.metadata["channel"] == "b"
         assert held(registry, "a", "b", "c") == {"a": [], "b": [b"x"], "c": []}
         assert [ranges_of(registry.get(name)) for name in "abc"] == [[], [], []]
@@ -70,7 +79,7 @@ async def test_store_when_space_comes_in_time_stores_everywhere() -> None:
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
-    storing = await started(FanOut(registry, ["a", "b"]).store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
+    storing = await started(store(FanOut(registry, ["a", "b"]), {n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
     await asyncio.sleep(KEEP_ALIVE - 0.5)
     await registry.get("a").purge()
     await asyncio.sleep(KEEP_ALIVE - 0.5)
@@ -86,7 +95,7 @@ async def test_store_when_space_is_taken_again_in_the_meantime_waits_on_and_then
     registry = registry_of(a=memory(capacity=1), b=memory(capacity=1))
     for name in "ab":
         await append(registry.get(name), b"x")
-    storing = await started(FanOut(registry, ["a", "b"]).store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
+    storing = await started(store(FanOut(registry, ["a", "b"]), {n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
     await asyncio.sleep(1)
     await registry.get("a").purge()
     await settle()
@@ -107,7 +116,7 @@ async def test_store_that_has_waited_does_not_wait_behind_later_appends() -> Non
     registry = registry_of(a=memory(capacity=2), b=memory(capacity=1))
     await append(registry.get("a"), b"x", b"x")
     await append(registry.get("b"), b"x")
-    storing = await started(FanOut(registry, ["a", "b"]).store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
+    storing = await started(store(FanOut(registry, ["a", "b"]), {n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
     # It needs more space than there will be, and so stays in the line.
     later = await started(append(registry.get("a"), b"y", b"y"))
     await registry.get("a").transactions.commit([await begin_with_takes(registry.get("a"), 1)], None)
@@ -123,7 +132,7 @@ async def test_store_begins_all_commits_before_it_waits_for_any() -> None:
     """The disks work concurrently."""
     registry = registry_of(a=memory(), b=memory())
     slow = [SlowCommits(registry.get(name)) for name in "ab"]
-    storing = await started(FanOut(registry, ["a", "b"]).store({"a": batch(b"1")}, batch_stamp(0, 0)))
+    storing = await started(store(FanOut(registry, ["a", "b"]), {"a": batch(b"1")}, batch_stamp(0, 0)))
     assert [len(commits.in_flight) for commits in slow] == [1, 1]
     slow[0].let_last()
     await settle()
@@ -137,7 +146,7 @@ async def test_store_when_cancelled_while_commits_are_pending_lets_them_end() ->
     registry = registry_of(a=memory(), b=memory())
     slow = [SlowCommits(registry.get(name)) for name in "ab"]
     fan_out = FanOut(registry, ["a", "b"])
-    storing = await started(fan_out.store({n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
+    storing = await started(store(fan_out, {n: batch(b"1") for n in "ab"}, batch_stamp(0, 0)))
     storing.cancel()
     await settle()
     assert storing.is_cancelled
@@ -154,13 +163,13 @@ async def test_store_when_a_disk_fails_after_another_has_stored_is_completed_by_
     slow = SlowCommits(registry.get("b"))
     fan_out = FanOut(registry, ["a", "b"])
     everywhere = {name: batch(b"1", b"2") for name in "ab"}
-    storing = await started(fan_out.store(everywhere, batch_stamp(0, 9)))
+    storing = await started(store(fan_out, everywhere, batch_stamp(0, 9)))
     slow.refuse(DiskFullError("no space"))
     with pytest.raises(DiskFullError) as caught:
         await storing.result()
     assert caught.value.metadata["channel"] == "b"
     assert held(registry, "a", "b") == {"a": [b"1", b"2"], "b": []}
-    storing = await started(fan_out.store(everywhere, batch_stamp(0, 9)))
+    storing = await started(store(fan_out, everywhere, batch_stamp(0, 9)))
     slow.let_last()
     await storing.result()
     assert held(registry, "a", "b") == {"a": [b"1", b"2"], "b": [b"1", b"2"]}
@@ -171,7 +180,7 @@ async def test_store_when_a_channel_refuses_to_begin_still_waits_for_those_that_
     registry = registry_of(a=memory(), b=memory())
     slow, refusing = (SlowCommits(registry.get(name)) for name in "ab")
     refusing.refusal = DiskFullError("no space")
-    storing = await started(FanOut(registry, ["a", "b"]).store({"a": batch(b"1")}, batch_stamp(0, 0)))
+    storing = await started(store(FanOut(registry, ["a", "b"]), {"a": batch(b"1")}, batch_stamp(0, 0)))
     assert not storing.is_done
     slow.let_last()
     with pytest.raises(DiskFullError):
@@ -183,7 +192,7 @@ async def test_store_when_a_log_has_failed_begins_nowhere() -> None:
     registry = registry_of(a=memory(), b=memory())
     SlowCommits(registry.get("b")).fault = ChannelLogFailedError("the log has failed")
     with pytest.raises(ChannelLogFailedError):
-        await FanOut(registry, ["a", "b"]).store({"a": batch(b"1")}, batch_stamp(0, 0))
+        await store(FanOut(registry, ["a", "b"]), {"a": batch(b"1")}, batch_stamp(0, 0))
     assert held(registry, "a") == {"a": []}
 
 
@@ -191,9 +200,9 @@ async def test_store_of_a_batch_that_overlaps_in_part_stores_nothing() -> None:
     """Which of its events are new is unknown; no channel stores any."""
     registry = registry_of(a=memory(), b=memory())
     fan_out = FanOut(registry, ["a", "b"])
-    await FanOut(registry, ["b"]).store({"b": batch(b"1")}, batch_stamp(0, 9))
+    await store(FanOut(registry, ["b"]), {"b": batch(b"1")}, batch_stamp(0, 9))
     with pytest.raises(BadArgumentError):
-        await fan_out.store({n: batch(b"1", b"2") for n in "ab"}, batch_stamp(5, 14))
+        await store(fan_out, {n: batch(b"1", b"2") for n in "ab"}, batch_stamp(5, 14))
     assert held(registry, "a", "b") == {"a": [], "b": [b"1"]}
 
 
@@ -201,7 +210,7 @@ async def test_store_with_a_last_channel_begins_it_when_all_others_are_durable()
     """While a commit without events may be lost, the events are stored nowhere."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
     slow = {name: SlowCommits(registry.get(name)) for name in "abc"}
-    storing = await started(FanOut(registry, list("abc")).store({"b": batch(b"1")}, batch_stamp(0, 0), last="b"))
+    storing = await started(store(FanOut(registry, list("abc")), {"b": batch(b"1")}, batch_stamp(0, 0), last="b"))
     slow["a"].let_last()
     await settle()
     assert not slow["b"].in_flight
@@ -218,7 +227,7 @@ async def test_store_with_a_last_channel_begins_nowhere_while_any_log_has_failed
     registry = registry_of(a=memory(), b=memory(), c=memory())
     SlowCommits(registry.get(broken)).fault = ChannelLogFailedError("the log has failed")
     with pytest.raises(ChannelLogFailedError) as caught:
-        await FanOut(registry, list("abc")).store({"b": batch(b"1")}, batch_stamp(0, 0), last="b")
+        await store(FanOut(registry, list("abc")), {"b": batch(b"1")}, batch_stamp(0, 0), last="b")
     assert caught.value.metadata["channel"] == broken
     assert [ranges_of(registry.get(name)) for name in "abc"] == [[], [], []]
 
@@ -237,11 +246,11 @@ async def test_pick_rotates_and_passes_over_full_channels() -> None:
 async def test_pick_when_a_channel_has_accepted_the_batch_takes_another() -> None:
     """It accepted the batch without its events; the channel with the events is the last one."""
     registry = registry_of(a=memory(), b=memory(), c=memory())
-    await FanOut(registry, ["a", "c"]).store({}, batch_stamp(0, 9))
+    await store(FanOut(registry, ["a", "c"]), {}, batch_stamp(0, 9))
     fan_out = FanOut(registry, list("abc"))
     assert {await fan_out.pick(RoundRobin(), batch(b"1"), batch_stamp(0, 9)) for _ in range(3)} == {"b"}
     assert not fan_out.has_accepted(batch_stamp(0, 9))
-    await FanOut(registry, ["b"]).store({"b": batch(b"1")}, batch_stamp(0, 9))
+    await store(FanOut(registry, ["b"]), {"b": batch(b"1")}, batch_stamp(0, 9))
     assert fan_out.has_accepted(batch_stamp(0, 9))
 
 

@@ -10,11 +10,11 @@ from millrace_server.agent.components import Component, EventOutcome
 from millrace_server.agent.dead_letters import DeadLetterWriter
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.fan_out import (
-    NO_DEMANDS,
+    DEFAULT_OPTIONS,
+    AppendOptions,
     ChannelBatch,
     FanOut,
-    Storing,
-    Terms,
+    SubmittedCommits,
     channel_batches_of,
     unrouted_count,
 )
@@ -62,14 +62,14 @@ class BatchAttempt:
     stamp: Stamp | None
     """None if no batch of the source is ever repeated."""
     run: InterceptorRun
-    terms: Terms = NO_DEMANDS
+    options: AppendOptions = DEFAULT_OPTIONS
     batches: dict[str, ChannelBatch] | None = None
     """The events of each channel, without those stored as dead letters; None until the selector has run."""
     failed_steps: int = 0
     """Unexpected errors of an interceptor or the selector."""
     dropped: list[tuple[EventTable, Mapping[str, str]]] = field(default_factory=list)
     """Events for which there is no dead-letter channel, with the reason and the place."""
-    storing: Storing | None = None
+    commits: SubmittedCommits | None = None
     """Its commits, once they are submitted."""
     is_repeat: bool = False
     """Whether an earlier attempt has stored it."""
@@ -104,8 +104,8 @@ class BatchRouter:
         self._optional = OptionalChannels(registry, component, self._log)
         self.fan_out = FanOut(registry, self.required)
 
-    def start(self, table: EventTable, stamp: Stamp | None, terms: Terms = NO_DEMANDS) -> BatchAttempt:
-        return BatchAttempt(table, stamp, InterceptorRun(self._interceptors, self._selector, table), terms)
+    def start(self, table: EventTable, stamp: Stamp | None, options: AppendOptions = DEFAULT_OPTIONS) -> BatchAttempt:
+        return BatchAttempt(table, stamp, InterceptorRun(self._interceptors, self._selector, table), options)
 
     async def route(self, attempt: BatchAttempt) -> None:
         """Stores a batch in its channels; after an error, the next call resumes there.
@@ -121,21 +121,21 @@ class BatchRouter:
         if self.fan_out.has_accepted(attempt.stamp):
             # It is stored, or being written; `finish` waits for that.
             attempt.is_repeat = True
-            attempt.storing = await self.fan_out.begin({}, attempt.stamp, terms=attempt.terms)
+            attempt.commits = await self.fan_out.begin({}, attempt.stamp, options=attempt.options)
             return
         if attempt.batches is None:
             await self._run_steps(attempt)
             attempt.batches = self._batches(attempt.run)
         if self._load_balancer is not None and attempt.batches:
-            attempt.storing = await self._begin_balanced(attempt, attempt.batches, self._load_balancer)
+            attempt.commits = await self._begin_balanced(attempt, attempt.batches, self._load_balancer)
         else:
-            attempt.storing = await self._begin_chosen(attempt, attempt.batches)
+            attempt.commits = await self._begin_chosen(attempt, attempt.batches)
 
     async def finish(self, attempt: BatchAttempt) -> None:
         """Does the rest of `route`."""
-        assert attempt.storing is not None, "it has begun"
+        assert attempt.commits is not None, "it has begun"
         try:
-            await attempt.storing.finish()
+            await attempt.commits.finish()
         except asyncio.CancelledError:
             if self.fan_out.has_accepted(attempt.stamp) and not attempt.is_repeat:
                 # The commits continue, and a repeat only finds them.
@@ -215,21 +215,21 @@ class BatchRouter:
             # Not now: if the batch is repeated in smaller ones, they would be dropped and counted again.
             attempt.dropped.append((table, fields))
 
-    async def _begin_chosen(self, attempt: BatchAttempt, batches: dict[str, ChannelBatch]) -> Storing:
+    async def _begin_chosen(self, attempt: BatchAttempt, batches: dict[str, ChannelBatch]) -> SubmittedCommits:
         for channel in self.fan_out.channels():
             if batch := batches.get(channel.name):
                 await self._encode(batch)
                 batches[channel.name] = await self._accepted_part(attempt, batch, channel)
-        return await self.fan_out.begin(batches, attempt.stamp, terms=attempt.terms)
+        return await self.fan_out.begin(batches, attempt.stamp, options=attempt.options)
 
     async def _begin_balanced(
         self, attempt: BatchAttempt, batches: dict[str, ChannelBatch], load_balancer: LoadBalancer
-    ) -> Storing:
+    ) -> SubmittedCommits:
         await self._encode(batches[_UNPICKED])
         batches[_UNPICKED] = await self._accepted_part(attempt, batches[_UNPICKED], None)
-        name = await self.fan_out.pick(load_balancer, batches[_UNPICKED], attempt.stamp, attempt.terms)
+        name = await self.fan_out.pick(load_balancer, batches[_UNPICKED], attempt.stamp, attempt.options)
         batches[_UNPICKED] = await self._accepted_part(attempt, batches[_UNPICKED], self._registry.get(name))
-        return await self.fan_out.begin({name: batches[_UNPICKED]}, attempt.stamp, name, attempt.terms)
+        return await self.fan_out.begin({name: batches[_UNPICKED]}, attempt.stamp, name, attempt.options)
 
     async def _encode(self, batch: ChannelBatch) -> None:
         if batch.table.count > _LOOP_EVENTS_MAX:

@@ -115,18 +115,18 @@ def unrouted_count(table: EventTable, masks: Mapping[str, EventMask]) -> int:
     return sum(not any(selected) for selected in zip(*partial, strict=True))
 
 
-class Terms(NamedTuple):
-    """What a batch may ask of its channels."""
+class AppendOptions(NamedTuple):
+    """How the channels append a batch."""
 
     waited_seconds: float = 0.0
-    """How long it has waited already, of the time that a commit may wait for space."""
+    """How much of the time that a commit may wait for space has passed already."""
     also_draining: bool = False
-    """Whether it is stored while the server drains: it ends transactions that were open before."""
+    """Whether it is stored even while the server drains, because it ends transactions that were open before."""
     is_bounded: bool = True
-    """Whether it may have no more events than one transaction."""
+    """Whether the limit of events in a transaction applies to it."""
 
 
-NO_DEMANDS = Terms()
+DEFAULT_OPTIONS = AppendOptions()
 
 
 class FanOut:
@@ -144,28 +144,21 @@ class FanOut:
         """Whether all channels have accepted a batch; it may not be on their disks yet."""
         return stamp is not None and all(channel.ledger.has_accepted(stamp) for channel in self.channels())
 
-    async def store(self, batches: Mapping[str, ChannelBatch], stamp: Stamp | None, last: str | None = None) -> None:
-        """Stores a batch in all channels; those without an entry get no events.
-
-        The channel `last` commits only once the commits of all others are durable. Raises MillraceError, with the
-        channel in its metadata, if a channel has not stored the batch; others may have.
-        """
-        storing = await self.begin(batches, stamp, last)
-        await storing.finish()
-
     async def begin(
         self,
         batches: Mapping[str, ChannelBatch],
         stamp: Stamp | None,
         last: str | None = None,
-        terms: Terms = NO_DEMANDS,
-    ) -> "Storing":
-        """Submits the commits of a batch, as soon as there is space for all of them; see `store`.
+        options: AppendOptions = DEFAULT_OPTIONS,
+    ) -> "SubmittedCommits":
+        """Submits the commits of a batch, as soon as there is space for all of them.
 
-        Without a stamp, channels without events get no commit.
+        Channels without an entry get no events, and without a stamp no commit either. The channel `last` commits only
+        once the commits of all others are durable. Raises MillraceError, with the channel in its metadata, if a channel
+        has not stored the batch; others may have.
         """
         appends = [
-            _Append(channel, batches.get(channel.name, EMPTY_BATCH), stamp, terms)
+            _Append(channel, batches.get(channel.name, EMPTY_BATCH), stamp, options)
             for channel in self.channels()
             if stamp is not None or channel.name in batches
         ]
@@ -179,14 +172,18 @@ class FanOut:
         return await _begin_together(in_last, appends)
 
     async def pick(
-        self, load_balancer: LoadBalancer, batch: ChannelBatch, stamp: Stamp | None, terms: Terms = NO_DEMANDS
+        self,
+        load_balancer: LoadBalancer,
+        batch: ChannelBatch,
+        stamp: Stamp | None,
+        options: AppendOptions = DEFAULT_OPTIONS,
     ) -> str:
         """Returns the channel for a batch, as soon as one has space; not all of them have accepted the batch yet.
 
         Raises ChannelFullError or BytesFullError if none had space for as long as a commit may wait.
         """
         candidates = [
-            _Append(channel, batch, stamp, terms)
+            _Append(channel, batch, stamp, options)
             for channel in self.channels()
             if stamp is None or not channel.ledger.has_accepted(stamp)
         ]
@@ -195,21 +192,21 @@ class FanOut:
         willing = [append for append in candidates if append.takes_all_events]
         if not willing:
             return load_balancer.pick([append.channel for append in candidates]).name
-        roomy = [append.channel for append in willing if append.has_space_now]
-        if roomy:
-            return load_balancer.pick(roomy).name
+        with_space = [append.channel for append in willing if append.has_space_now]
+        if with_space:
+            return load_balancer.pick(with_space).name
         if len(willing) == 1:
             return willing[0].channel.name
         return (await _first_with_space(willing)).channel.name
 
 
 class _Append:
-    def __init__(self, channel: Channel, batch: ChannelBatch, stamp: Stamp | None, terms: Terms) -> None:
+    def __init__(self, channel: Channel, batch: ChannelBatch, stamp: Stamp | None, options: AppendOptions) -> None:
         self.channel = channel
         self._batch = batch
         self._stamp = stamp
-        self._terms = terms
-        self._seconds_left = max(channel.config.keep_alive_seconds - terms.waited_seconds, 0.0)
+        self._options = options
+        self._seconds_left = max(channel.config.keep_alive_seconds - options.waited_seconds, 0.0)
         self._has_waited = False
 
     def count_attempt(self) -> None:
@@ -221,8 +218,8 @@ class _Append:
             return self.channel.appends.plan_append(
                 self._batch.batches(),
                 self._stamp,
-                also_draining=self._terms.also_draining,
-                is_bounded=self._terms.is_bounded,
+                also_draining=self._options.also_draining,
+                is_bounded=self._options.is_bounded,
             )
 
     @property
@@ -284,7 +281,7 @@ class _Append:
         return None
 
 
-class Storing:
+class SubmittedCommits:
     """Commits that were submitted together."""
 
     def __init__(self, submitted: Sequence[tuple[_Append, Commit]], refusals: Sequence[MillraceError]) -> None:
@@ -300,7 +297,7 @@ class Storing:
                 raise error
 
 
-async def _begin_together(appends: Sequence[_Append], of_batch: Sequence[_Append]) -> Storing:
+async def _begin_together(appends: Sequence[_Append], of_batch: Sequence[_Append]) -> SubmittedCommits:
     """Submits the commits of some of the channels `of_batch`, once nothing is known that would refuse one of them."""
     planned = list(zip(appends, await _plan_with_space(appends), strict=True))
     # Nothing is awaited between the last plan and the last submission.
@@ -310,7 +307,7 @@ async def _begin_together(appends: Sequence[_Append], of_batch: Sequence[_Append
         append.refuse_unfit(commit)
     refusals = [append.submit(commit) for append, commit in planned]
     submitted = [pair for pair, refusal in zip(planned, refusals, strict=True) if refusal is None]
-    return Storing(submitted, [refusal for refusal in refusals if refusal is not None])
+    return SubmittedCommits(submitted, [refusal for refusal in refusals if refusal is not None])
 
 
 async def _plan_with_space(appends: Sequence[_Append]) -> list[Commit]:

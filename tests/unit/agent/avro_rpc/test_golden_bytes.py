@@ -14,7 +14,7 @@ import pytest
 from millrace_server.agent.avro_rpc.calls import call_head, error_response, read_call, read_response, status_response
 from millrace_server.agent.avro_rpc.event_reader import EventReader
 from millrace_server.agent.avro_rpc.framing import Frame, FrameReader, framed
-from millrace_server.agent.avro_rpc.handshakes import ServerHandshakes, handshake_request, read_welcome
+from millrace_server.agent.avro_rpc.handshakes import ServerHandshakes, handshake_request, read_reply
 from millrace_server.agent.avro_rpc.protocol import PROTOCOL_TEXT, Status
 from tests.flume_peer import PROTOCOL
 
@@ -83,11 +83,11 @@ def test_protocol_has_the_text_and_hash_of_flume() -> None:
         (bytes(16) + spaced("00") + HASH + spaced("00"), WELCOME_NONE),
     ],
 )
-def test_greet_responses_handshake_as_specified(received: bytes, responded: bytes) -> None:
+def test_respond_responses_handshake_as_specified(received: bytes, responded: bytes) -> None:
     """The match tells which protocols are known, and the server's is sent unless the client knows it."""
-    greeting = ServerHandshakes().greet(received + b"rest")
-    assert (greeting.response, greeting.end) == (responded, len(received))
-    assert (greeting.peer is None) == (responded is WELCOME_NONE)
+    reply = ServerHandshakes().respond(received + b"rest")
+    assert (reply.response, reply.end) == (responded, len(received))
+    assert (reply.peer is None) == (responded is WELCOME_NONE)
 
 
 def test_handshake_request_is_as_specified() -> None:
@@ -98,9 +98,9 @@ def test_handshake_request_is_as_specified() -> None:
 @pytest.mark.parametrize(
     ("welcome", "is_accepted"), [(WELCOME_BOTH, True), (WELCOME_CLIENT, True), (WELCOME_NONE, False)]
 )
-def test_read_welcome_reads_each_match(welcome: bytes, is_accepted: bool) -> None:  # noqa: FBT001 - a parameter
+def test_read_reply_reads_each_match(welcome: bytes, is_accepted: bool) -> None:  # noqa: FBT001 - a parameter
     """All three responses of a server are understood."""
-    assert read_welcome(welcome + OK_RESPONSE, "appendBatch") == (is_accepted, HASH, len(welcome))
+    assert read_reply(welcome + OK_RESPONSE, "appendBatch") == (is_accepted, HASH, len(welcome))
 
 
 def test_read_call_reads_append() -> None:

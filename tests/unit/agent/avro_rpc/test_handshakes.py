@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, error_response, read_call, read_response
-from millrace_server.agent.avro_rpc.handshakes import ServerHandshakes, read_welcome
+from millrace_server.agent.avro_rpc.handshakes import ServerHandshakes, read_reply
 from millrace_server.agent.avro_rpc.protocol import FLUME, ForeignProtocolError, read_protocol
 from tests.flume_peer import CLIENT, PROTOCOL, md5, write_long, write_map, write_string
 
@@ -29,33 +29,33 @@ def changed(**places: Any) -> str:
     return json.dumps(protocol, indent=1)
 
 
-def test_greet_after_a_text_knows_its_hash() -> None:
+def test_respond_after_a_text_knows_its_hash() -> None:
     """A protocol that came once is known by its hash, on every connection."""
     handshakes = ServerHandshakes()
     text = changed(doc="with documentation")
-    assert handshakes.greet(request(md5(text), None)).peer is None
-    assert handshakes.greet(request(md5(text), text)).peer == FLUME
-    assert handshakes.greet(request(md5(text), None)).peer == FLUME
+    assert handshakes.respond(request(md5(text), None)).peer is None
+    assert handshakes.respond(request(md5(text), text)).peer == FLUME
+    assert handshakes.respond(request(md5(text), None)).peer == FLUME
 
 
-def test_greet_with_a_false_hash_is_remembered_for_no_other_client() -> None:
+def test_respond_with_a_false_hash_is_remembered_for_no_other_client() -> None:
     """A client cannot replace the protocol of others by its own under their hash."""
     handshakes = ServerHandshakes()
     mine = changed(messages={})
     theirs = md5(changed(doc="theirs"))
-    assert handshakes.greet(request(theirs, mine)).peer == ("AvroSourceProtocol", frozenset(), frozenset())
-    assert handshakes.greet(request(theirs, None)).peer is None
-    assert handshakes.greet(request(md5(PROTOCOL), mine)).peer == FLUME
+    assert handshakes.respond(request(theirs, mine)).peer == ("AvroSourceProtocol", frozenset(), frozenset())
+    assert handshakes.respond(request(theirs, None)).peer is None
+    assert handshakes.respond(request(md5(PROTOCOL), mine)).peer == FLUME
 
 
-def test_greet_of_many_protocols_remembers_a_limited_number() -> None:
+def test_respond_of_many_protocols_remembers_a_limited_number() -> None:
     """Strangers do not fill the memory, and Flume's own protocol is never forgotten."""
     handshakes = ServerHandshakes()
     for number in range(300):
         text = changed(doc=str(number))
-        handshakes.greet(request(md5(text), text))
+        handshakes.respond(request(md5(text), text))
     assert len(handshakes._learned) <= 100
-    assert handshakes.greet(request(md5(PROTOCOL), None)).peer == FLUME
+    assert handshakes.respond(request(md5(PROTOCOL), None)).peer == FLUME
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_greet_of_many_protocols_remembers_a_limited_number() -> None:
         request(bytes(16), "x" * 100_000),
     ],
 )
-def test_greet_of_what_is_no_handshake_is_refused(payload: bytes) -> None:
+def test_respond_of_what_is_no_handshake_is_refused(payload: bytes) -> None:
     """Any other bytes are refused as such."""
     with pytest.raises(BadCallError):
-        ServerHandshakes().greet(payload)
+        ServerHandshakes().respond(payload)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_read_protocol_of_a_recursive_schema_ends() -> None:
     assert read_protocol(text).requests == set()
 
 
-def test_read_welcome_of_another_protocol_is_refused() -> None:
+def test_read_reply_of_another_protocol_is_refused() -> None:
     """A server whose statuses differ would be misunderstood."""
     text = changed(types__0__symbols=["FAILED", "OK"])
     welcome = write_long(CLIENT) + write_long(1) + write_string(text) + write_long(1) + md5(text) + write_long(0)
     with pytest.raises(ForeignProtocolError, match="has no message appendBatch that matches Flume's"):
-        read_welcome(welcome, "appendBatch")
+        read_reply(welcome, "appendBatch")
 
 
 def test_read_call_with_endless_metadata_is_refused() -> None:

@@ -77,7 +77,7 @@ def _write(record: dict[str, Any], schema: Any) -> bytes:
     return content.getvalue()
 
 
-class Greeting(NamedTuple):
+class HandshakeReply(NamedTuple):
     """A server's part of a handshake."""
 
     response: bytes
@@ -93,7 +93,7 @@ class ServerHandshakes:
     def __init__(self) -> None:
         self._learned: OrderedDict[bytes, PeerProtocol] = OrderedDict()
 
-    def greet(self, payload: bytes) -> Greeting:
+    def respond(self, payload: bytes) -> HandshakeReply:
         """Responds to the handshake at the beginning of a payload. Raises BadCallError if there is none."""
         request, end = _read(payload, _REQUEST)
         client_hash = request["clientHash"]
@@ -106,7 +106,7 @@ class ServerHandshakes:
             "serverHash": None if is_known else PROTOCOL_HASH,
             "meta": None,
         }
-        return Greeting(_write(response, _RESPONSE), peer, end)
+        return HandshakeReply(_write(response, _RESPONSE), peer, end)
 
     def _learn(self, request: dict[str, Any]) -> PeerProtocol | None:
         text = request["clientProtocol"]
@@ -130,7 +130,7 @@ def handshake_request(server_hash: bytes = PROTOCOL_HASH) -> bytes:
     return _write(request, _REQUEST)
 
 
-class Welcome(NamedTuple):
+class HandshakeResult(NamedTuple):
     """A server's response to a handshake, as a client reads it."""
 
     is_accepted: bool
@@ -140,7 +140,7 @@ class Welcome(NamedTuple):
     """Where the handshake ends in the payload."""
 
 
-def read_welcome(payload: bytes, message: str) -> Welcome:
+def read_reply(payload: bytes, message: str) -> HandshakeResult:
     """Reads a server's response to a handshake.
 
     Raises:
@@ -155,4 +155,4 @@ def read_welcome(payload: bytes, message: str) -> Welcome:
             raise ForeignProtocolError(
                 f"its protocol {peer.name[:100]!r} has no message {message} that matches Flume's"
             )
-    return Welcome(response["match"] != "NONE", response["serverHash"] or PROTOCOL_HASH, end)
+    return HandshakeResult(response["match"] != "NONE", response["serverHash"] or PROTOCOL_HASH, end)

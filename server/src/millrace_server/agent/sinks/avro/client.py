@@ -12,7 +12,7 @@ from fastavro import parse_schema, schemaless_writer
 from millrace_server.agent.avro_rpc.calls import BadCallError, RemoteError, call_head, read_response
 from millrace_server.agent.avro_rpc.compression import CompressionError, Deflater, Inflater
 from millrace_server.agent.avro_rpc.framing import Frame, FrameReader, FramingError, framed
-from millrace_server.agent.avro_rpc.handshakes import handshake_request, read_welcome
+from millrace_server.agent.avro_rpc.handshakes import handshake_request, read_reply
 from millrace_server.agent.avro_rpc.protocol import APPEND_BATCH, EVENT_SCHEMA, ForeignProtocolError, Status
 from millrace_server.agent.sinks.avro.config import AvroSinkConfig
 from millrace_server.agent.supervision import ComponentError
@@ -49,7 +49,7 @@ class AvroClient:
         is_compressed = config.compression == "deflate"
         self._inflater = Inflater() if is_compressed else None
         self._deflater = Deflater(config.compression_level) if is_compressed else None
-        self._is_greeted = False
+        self._is_handshake_done = False
         """Whether the receiver has accepted a handshake, which is then left out."""
         self._serial = 0
         self.connected_at = asyncio.get_running_loop().time()
@@ -100,16 +100,16 @@ class AvroClient:
         return ComponentError(f"{self.endpoint}: {message}")
 
     async def _call(self, events: bytes) -> Status:
-        if self._is_greeted:
+        if self._is_handshake_done:
             return read_response(await self._exchange(events), 0)
         handshake = handshake_request()
         for _ in range(_HANDSHAKES_MAX):
             response = await self._exchange(handshake, events)
-            welcome = read_welcome(response, APPEND_BATCH)
-            if welcome.is_accepted:
-                self._is_greeted = True
-                return read_response(response, welcome.end)
-            handshake = handshake_request(welcome.server_hash)
+            result = read_reply(response, APPEND_BATCH)
+            if result.is_accepted:
+                self._is_handshake_done = True
+                return read_response(response, result.end)
+            handshake = handshake_request(result.server_hash)
         raise BadCallError("it does not accept the protocol")
 
     async def _exchange(self, *parts: bytes) -> bytes:

@@ -128,8 +128,8 @@ class AvroConnection:
         self._arriving_seconds = 0.0
         position, handshake = 0, b""
         if self._peer is None:
-            greeting = self._handler.handshakes.greet(frame.payload)
-            self._peer, position, handshake = greeting.peer, greeting.end, greeting.response
+            reply = self._handler.handshakes.respond(frame.payload)
+            self._peer, position, handshake = reply.peer, reply.end, reply.response
             if self._peer is None:
                 self._send(frame.serial, handshake)
                 return

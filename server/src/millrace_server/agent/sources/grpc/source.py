@@ -9,7 +9,7 @@ from millrace_server.agent.batch_router import BatchAttempt
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.column_table import ColumnTable
 from millrace_server.agent.events import EventTable, part_of
-from millrace_server.agent.fan_out import Terms
+from millrace_server.agent.fan_out import AppendOptions
 from millrace_server.agent.sources.source import SourceContext
 from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.channels.admission import LimitingChannels
@@ -170,12 +170,12 @@ class _Forwarder:
         stamp, of_txns = commit.stamp, bool(commit.txn_ids)
         attempts: list[BatchAttempt] = []
         while True:
-            terms = Terms(self._clock() - came_at, also_draining=of_txns, is_bounded=not of_txns)
+            options = AppendOptions(self._clock() - came_at, also_draining=of_txns, is_bounded=not of_txns)
             count = self._uniform_count(table, stamp)
             if stamp is None or count == table.count:
-                attempts.append(self._router.start(table, stamp, terms))
+                attempts.append(self._router.start(table, stamp, options))
             else:
-                attempts.append(self._router.start(*part_of(table, stamp, 0, count), terms))
+                attempts.append(self._router.start(*part_of(table, stamp, 0, count), options))
             await self._router.begin(attempts[-1])
             if stamp is None or count == table.count:
                 return attempts
