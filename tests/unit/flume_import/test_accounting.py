@@ -6,7 +6,7 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_server.flume_import import Fate, FlumeImportError, PropertiesError, import_agent, parse_properties
+from millrace_server.flume_import import FlumeImportError, Outcome, PropertiesError, import_agent, parse_properties
 from millrace_server.flume_import.component_table import all_components
 from tests.flume_imports import EXAMPLES
 
@@ -52,13 +52,13 @@ def test_import_of_random_properties_accounts_for_each(properties: dict[str, str
         # NUL and what is no character are refused with their line.
         return
     result = import_agent(parsed, "a")
-    assert result.ledger.fates.keys() == {item.key for item in parsed}
+    assert result.ledger.outcomes.keys() == {item.key for item in parsed}
     assert not result.ledger.unsettled
     assert sum(result.counts.values()) == len(parsed)
     noted = {note.key for note in result.notes}
-    for key, fate in result.ledger.fates.items():
+    for key, outcome in result.ledger.outcomes.items():
         # What is left out is said, of itself or of what it belongs to.
-        if fate is Fate.LEFT_OUT:
+        if outcome is Outcome.LEFT_OUT:
             assert any(key == other or key.startswith(f"{other}.") for other in noted), key
     tomllib.loads(result.toml())
 

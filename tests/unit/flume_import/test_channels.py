@@ -1,7 +1,7 @@
 import pytest
 
-from millrace_server.flume_import import Fate
-from tests.flume_imports import CHANNEL, example, fates_of, notes_of, tables_of
+from millrace_server.flume_import import Outcome
+from tests.flume_imports import CHANNEL, example, notes_of, outcomes_of, tables_of
 
 
 def test_import_of_a_file_channel_takes_over_its_limits() -> None:
@@ -30,7 +30,7 @@ def test_import_of_a_file_channel_takes_over_its_limits() -> None:
         "fsync": "interval",
         "fsync_interval_seconds": 2.0,
     }
-    assert fates_of(text)["a.channels.f.use-fast-replay"] is Fate.UNNEEDED
+    assert outcomes_of(text)["a.channels.f.use-fast-replay"] is Outcome.UNNEEDED
     assert "what Flume has there is not read" in notes_of(text)["a.channels.f.dataDirs"]
 
 
@@ -67,14 +67,14 @@ def test_import_of_a_byte_capacity_of_0_says_that_there_is_a_limit() -> None:
     """Flume takes it for no limit."""
     text = f"{CHANNEL}a.channels.c.byteCapacity = 0\n"
     assert tables_of(text)["channels"]["c"] == {"type": "memory"}
-    assert fates_of(text)["a.channels.c.byteCapacity"] is Fate.CHANGED
+    assert outcomes_of(text)["a.channels.c.byteCapacity"] is Outcome.CHANGED
 
 
 def test_import_of_a_database_channel_makes_a_log() -> None:
     """Its capacity is taken over, and the database is not needed any more."""
     text = "a.channels = c\na.channels.c.type = jdbc\na.channels.c.maximum.capacity = 7\na.channels.c.db.password = x\n"
     assert tables_of(text)["channels"]["c"] == {"type": "file", "capacity": 7}
-    assert fates_of(text)["a.channels.c.db.password"] is Fate.UNNEEDED
+    assert outcomes_of(text)["a.channels.c.db.password"] is Outcome.UNNEEDED
 
 
 def test_import_of_an_unknown_or_misspelt_property_leaves_it_out() -> None:

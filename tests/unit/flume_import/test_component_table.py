@@ -13,7 +13,7 @@ from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
 from millrace_server.channels.config import AnyChannelConfig
-from millrace_server.flume_import import Fate
+from millrace_server.flume_import import Outcome
 from millrace_server.flume_import.component_table import OWN, Component, Row, all_components, find_component
 from tests.flume_imports import imported
 
@@ -168,13 +168,13 @@ def test_properties_imported_one_by_one_have_the_fates_of_their_rows(component: 
         result = imported(_agent(component, row))
         key = _key(component, row)
         sentences = {note.sentence for note in result.notes if note.key == key}
-        fate = result.ledger.fates[key]
+        outcome = result.ledger.outcomes[key]
         assert not result.ledger.unsettled, key
         if row.missing or not (component.becomes or component.name == "default"):
-            assert fate is Fate.LEFT_OUT, key
+            assert outcome is Outcome.LEFT_OUT, key
         elif row.unneeded:
-            assert (fate, row.unneeded in sentences) == (Fate.UNNEEDED, True), key
+            assert (outcome, row.unneeded in sentences) == (Outcome.UNNEEDED, True), key
         elif row.read_as != OWN:
-            assert fate is Fate.CONVERTED, key
+            assert outcome is Outcome.CONVERTED, key
         elif not row.name.endswith(".*"):
             assert not any("is no property" in sentence for sentence in sentences), key

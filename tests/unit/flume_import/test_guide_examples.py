@@ -9,7 +9,7 @@ import pytest
 
 from millrace.setting_file import SettingsError
 from millrace_server.configuration.settings import check_settings
-from millrace_server.flume_import import Fate
+from millrace_server.flume_import import Outcome
 from tests.certificates import Site
 from tests.flume_imports import EXAMPLES, example, imported, tables_of
 
@@ -96,14 +96,14 @@ def test_example_imported_accounts_for_each_property(name: str) -> None:
     result = imported(example(name))
     assert not result.ledger.unsettled
     said = {note.key for note in result.notes}
-    for key, fate in result.ledger.fates.items():
-        assert fate is Fate.CONVERTED or any(key == other or key.startswith(f"{other}.") for other in said), key
+    for key, outcome in result.ledger.outcomes.items():
+        assert outcome is Outcome.CONVERTED or any(key == other or key.startswith(f"{other}.") for other in said), key
 
 
 def test_first_example_of_the_guide_is_converted_whole() -> None:
     """A source, a channel and a sink, and nothing to look at."""
     result = imported(example("simple_netcat"))
-    assert result.counts == {Fate.CONVERTED: 12}
+    assert result.counts == {Outcome.CONVERTED: 12}
     assert result.tables == {
         "channels": {"c1": {"type": "memory", "capacity": 1000, "transaction_capacity": 100}},
         "sources": {

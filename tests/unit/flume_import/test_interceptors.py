@@ -1,5 +1,5 @@
-from millrace_server.flume_import import Fate
-from tests.flume_imports import example, fates_of, notes_of, source_of, source_text, tables_of
+from millrace_server.flume_import import Outcome
+from tests.flume_imports import example, notes_of, outcomes_of, source_of, source_text, tables_of
 
 EACH = """
 type = exec
@@ -60,11 +60,11 @@ def test_import_of_each_interceptor_keeps_its_order_and_settings() -> None:
 
 def test_import_of_interceptors_without_counterpart_says_what_to_do() -> None:
     """Those of a user's own, those that are not listed, and settings that are not supported."""
-    notes, fates = notes_of(source_text(EACH)), fates_of(source_text(EACH))
+    notes, outcomes = notes_of(source_text(EACH)), outcomes_of(source_text(EACH))
     for key in ("mine.type", "gone.type", "sr.charset", "x.serializers.s1.type"):
-        assert fates[f"a.sources.s.interceptors.{key}"] is Fate.LEFT_OUT
+        assert outcomes[f"a.sources.s.interceptors.{key}"] is Outcome.LEFT_OUT
     assert "write a interceptor" not in notes["a.sources.s.interceptors.mine"]
-    assert fates["a.sources.s.interceptors.x.serializers.s2.pattern"] is Fate.CHANGED
+    assert outcomes["a.sources.s.interceptors.x.serializers.s2.pattern"] is Outcome.CHANGED
 
 
 def test_import_of_a_host_interceptor_uses_the_address_by_default() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from millrace_server.flume_import import Fate
-from tests.flume_imports import example, fates_of, imported, notes_of, sink_text, source_text
+from millrace_server.flume_import import Outcome
+from tests.flume_imports import example, imported, notes_of, outcomes_of, sink_text, source_text
 
 SOURCE = "type = org.apache.flume.source.kafka.KafkaSource\nkafka.bootstrap.servers = k1:9092, k2:9092\n"
 SINK = "type = org.apache.flume.sink.kafka.KafkaSink\nkafka.bootstrap.servers = k1:9092\n"
@@ -63,7 +63,7 @@ def test_import_of_what_a_kafka_source_cannot_do_is_left_out(lines: str, sentenc
     text = source_text(f"{SOURCE}kafka.topics = t\n{lines}")
     key = f"a.sources.s.{lines.partition(' ')[0]}"
     assert sentence in notes_of(text)[key]
-    assert fates_of(text)[key] is Fate.LEFT_OUT
+    assert outcomes_of(text)[key] is Outcome.LEFT_OUT
 
 
 def test_import_of_a_kafka_source_over_tls_has_its_authorities_in_pem() -> None:
@@ -76,7 +76,7 @@ def test_import_of_a_kafka_source_over_tls_has_its_authorities_in_pem() -> None:
     )
     unchecked = example("kafka_tls").replace("identification.algorithm=HTTPS", "identification.algorithm=")
     key = "a1.sources.source1.kafka.consumer.ssl.endpoint.identification.algorithm"
-    assert fates_of(unchecked)[key] is Fate.CHANGED
+    assert outcomes_of(unchecked)[key] is Outcome.CHANGED
 
 
 def test_import_of_sasl_takes_name_and_password_from_jaas() -> None:
@@ -90,7 +90,7 @@ def test_import_of_sasl_takes_name_and_password_from_jaas() -> None:
     assert source["sasl"] == {"mechanism": "SCRAM-SHA-256", "username": "u", "password": "p"}
     assert source["tls"] == {}
     kerberos = "a1.sources.source1.kafka.consumer.sasl.mechanism"
-    assert fates_of(example("kafka_sasl"))[kerberos] is Fate.LEFT_OUT
+    assert outcomes_of(example("kafka_sasl"))[kerberos] is Outcome.LEFT_OUT
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_import_of_a_property_of_another_security_protocol_is_unneeded(protocol:
     prefix = "kafka.consumer."
     lines = f"kafka.topics = t\n{prefix}security.protocol = {protocol}\n{prefix}{property_name} = x"
     assert "client" not in kafka_source(lines)
-    assert fates_of(source_text(SOURCE + lines))[f"a.sources.s.{prefix}{property_name}"] is Fate.UNNEEDED
+    assert outcomes_of(source_text(SOURCE + lines))[f"a.sources.s.{prefix}{property_name}"] is Outcome.UNNEEDED
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_import_of_a_kafka_sink_converts_each_property(lines: str, settings: dic
 def test_import_of_a_kafka_sink_without_override_has_one_topic() -> None:
     """Then a header topic is a header like any other; acknowledgements are those of transactions."""
     assert "topic_header" not in kafka_sink("allowTopicOverride = false")
-    assert fates_of(sink_text(f"{SINK}kafka.producer.acks = 1"))["a.sinks.k.kafka.producer.acks"] is Fate.UNNEEDED
+    assert outcomes_of(sink_text(f"{SINK}kafka.producer.acks = 1"))["a.sinks.k.kafka.producer.acks"] is Outcome.UNNEEDED
 
 
 CHANNEL = """

@@ -1,6 +1,6 @@
 import time
 
-from millrace_server.flume_import.ledger import Fate, Ledger
+from millrace_server.flume_import.ledger import Ledger, Outcome
 
 COMPONENTS = 20_000
 
@@ -12,5 +12,5 @@ def test_omit_of_many_components_looks_at_the_properties_of_each_only_once() -> 
     for index in range(1, COMPONENTS):
         ledger.omit(f"a.sinks.k{index}", "it has no type")
     assert time.process_time() - began < 10
-    assert set(ledger.fates.values()) == {Fate.LEFT_OUT}
+    assert set(ledger.outcomes.values()) == {Outcome.LEFT_OUT}
     assert ledger.unsettled == ["a.sinks.k0", "a.sinks.k0.type", "a.sinks.k0.x.y"]

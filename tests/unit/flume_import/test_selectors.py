@@ -1,7 +1,7 @@
 import pytest
 
-from millrace_server.flume_import import Fate
-from tests.flume_imports import example, fates_of, notes_of, tables_of
+from millrace_server.flume_import import Outcome
+from tests.flume_imports import example, notes_of, outcomes_of, tables_of
 
 TWO_CHANNELS = """
 a.channels = c d
@@ -52,7 +52,7 @@ def test_import_of_a_channel_that_is_optional_and_required_makes_it_required() -
         },
         "default": ["mem-channel-1"],
     }
-    assert fates_of(text)["agent_foo.sources.avro-AppSrv-source1.selector.optional.CA"] is Fate.CHANGED
+    assert outcomes_of(text)["agent_foo.sources.avro-AppSrv-source1.selector.optional.CA"] is Outcome.CHANGED
 
 
 def test_import_of_a_channel_that_is_only_optional_leaves_it_optional() -> None:
@@ -64,7 +64,7 @@ def test_import_of_a_channel_that_is_only_optional_leaves_it_optional() -> None:
         "mapping": {"A": ["c"]},
         "optional": {"A": ["d"]},
     }
-    assert Fate.CHANGED not in fates_of(text).values()
+    assert Outcome.CHANGED not in outcomes_of(text).values()
 
 
 def test_import_of_an_optional_channel_of_a_value_without_mapping_keeps_the_default_ones() -> None:

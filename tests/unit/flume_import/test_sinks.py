@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace_server.flume_import import Fate
-from tests.flume_imports import example, fates_of, imported, notes_of, sink_of, sink_text, tables_of
+from millrace_server.flume_import import Outcome
+from tests.flume_imports import example, imported, notes_of, outcomes_of, sink_of, sink_text, tables_of
 
 HDFS = "type = hdfs\nhdfs.path = hdfs://nn/x\nhdfs.fileType = DataStream\n"
 
@@ -56,7 +56,7 @@ def test_import_of_a_path_of_an_unknown_file_system_has_to_be_filled_in(path: st
     filled: object = imported(text).tables["sinks"]["k"]["path"]
     assert isinstance(filled, dict)
     assert filled["fill_in"].startswith("hdfs://NAMENODE:8020/")
-    assert fates_of(text)["a.sinks.k.hdfs.path"] is Fate.LEFT_OUT
+    assert outcomes_of(text)["a.sinks.k.hdfs.path"] is Outcome.LEFT_OUT
     assert "HADOOP_CONF_DIR" in notes_of(text)["a.sinks.k.hdfs.path"]
 
 
@@ -74,7 +74,7 @@ def test_import_of_a_path_of_another_file_system_has_to_be_filled_in(path: str) 
     """It is left out, since no sink could write there, and --strict fails."""
     text = sink_text(HDFS.replace("hdfs://nn/x", path))
     assert imported(text).tables["sinks"]["k"]["path"] == {"fill_in": path}
-    assert fates_of(text)["a.sinks.k.hdfs.path"] is Fate.LEFT_OUT
+    assert outcomes_of(text)["a.sinks.k.hdfs.path"] is Outcome.LEFT_OUT
 
 
 @pytest.mark.parametrize(
@@ -97,27 +97,27 @@ def test_import_without_a_property_that_flume_needs_is_not_complete(lines: str, 
 
 
 @pytest.mark.parametrize(
-    ("lines", "settings", "fate"),
+    ("lines", "settings", "outcome"),
     [
-        ("serializer = avro_event", {"format": "avro"}, Fate.CHANGED),
-        ("serializer = header_and_text", {"format": "json"}, Fate.CHANGED),
-        ("serializer = text\nserializer.appendNewline = false", {"append_newline": False}, Fate.CONVERTED),
-        ("serializer = com.example.Mine", {}, Fate.LEFT_OUT),
-        ("hdfs.codeC = gzip", {}, Fate.UNNEEDED),
-        ("hdfs.filePrefix = events-", {"prefix": "events-"}, Fate.CONVERTED),
-        ("hdfs.filePrefix = %{host}", {}, Fate.LEFT_OUT),
-        ("hdfs.proxyUser = flume", {"options": {"user": "flume"}}, Fate.CONVERTED),
-        ("hdfs.useLocalTimeStamp = true", {}, Fate.CHANGED),
-        ("hdfs.callTimeout = 15000", {"stall_seconds": 15.0}, Fate.CONVERTED),
+        ("serializer = avro_event", {"format": "avro"}, Outcome.CHANGED),
+        ("serializer = header_and_text", {"format": "json"}, Outcome.CHANGED),
+        ("serializer = text\nserializer.appendNewline = false", {"append_newline": False}, Outcome.CONVERTED),
+        ("serializer = com.example.Mine", {}, Outcome.LEFT_OUT),
+        ("hdfs.codeC = gzip", {}, Outcome.UNNEEDED),
+        ("hdfs.filePrefix = events-", {"prefix": "events-"}, Outcome.CONVERTED),
+        ("hdfs.filePrefix = %{host}", {}, Outcome.LEFT_OUT),
+        ("hdfs.proxyUser = flume", {"options": {"user": "flume"}}, Outcome.CONVERTED),
+        ("hdfs.useLocalTimeStamp = true", {}, Outcome.CHANGED),
+        ("hdfs.callTimeout = 15000", {"stall_seconds": 15.0}, Outcome.CONVERTED),
     ],
 )
 def test_import_of_a_property_of_the_hdfs_sink_has_its_fate(
-    lines: str, settings: dict[str, object], fate: Fate
+    lines: str, settings: dict[str, object], outcome: Outcome
 ) -> None:
     """What the first of the lines becomes, beyond what all sinks have."""
     without = sink_of(HDFS)
     assert sink_of(HDFS + lines) == {**without, **settings}
-    assert fates_of(sink_text(HDFS + lines))[f"a.sinks.k.{lines.partition(' ')[0]}"] is fate
+    assert outcomes_of(sink_text(HDFS + lines))[f"a.sinks.k.{lines.partition(' ')[0]}"] is outcome
 
 
 def test_import_of_sequence_files_says_that_there_are_none() -> None:
@@ -185,7 +185,7 @@ def test_import_of_a_group_of_which_a_sink_is_left_out_has_the_others() -> None:
 def test_import_of_several_sinks_in_a_default_group_says_that_each_empties_its_channel() -> None:
     """Flume refuses such a group, so it must not vanish without a word."""
     assert not tables_of(GROUP).get("sink_groups")
-    assert fates_of(GROUP)["a.sinkgroups.g.sinks"] is Fate.CHANGED
+    assert outcomes_of(GROUP)["a.sinkgroups.g.sinks"] is Outcome.CHANGED
     assert "each empties its channel" in notes_of(GROUP)["a.sinkgroups.g.sinks"]
 
 

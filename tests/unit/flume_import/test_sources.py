@@ -1,7 +1,7 @@
 import pytest
 
-from millrace_server.flume_import import Fate
-from tests.flume_imports import CHANNEL, example, fates_of, imported, notes_of, source_of, source_text, tables_of
+from millrace_server.flume_import import Outcome
+from tests.flume_imports import CHANNEL, example, imported, notes_of, outcomes_of, source_of, source_text, tables_of
 
 
 def test_import_of_a_taildir_source_makes_globs_and_headers() -> None:
@@ -17,7 +17,7 @@ def test_import_of_a_taildir_source_makes_globs_and_headers() -> None:
     assert (source["file_header"], source["exclude"]) == ("file", [])
     assert "skip_to_end" in notes_of(text)["a1.sources.r1.positionFile"]
     # The guide's own example misspells the source.
-    assert fates_of(text)["a1.sources.ri.maxBatchCount"] is Fate.LEFT_OUT
+    assert outcomes_of(text)["a1.sources.ri.maxBatchCount"] is Outcome.LEFT_OUT
 
 
 def test_import_of_a_pattern_that_is_no_shell_pattern_has_to_be_filled_in() -> None:
@@ -25,7 +25,7 @@ def test_import_of_a_pattern_that_is_no_shell_pattern_has_to_be_filled_in() -> N
     lines = "type = TAILDIR\nfilegroups = g\nfilegroups.g = /logs/a\\\\d+\n"
     source = imported(source_text(lines)).tables["sources"]["s"]
     assert source["paths"] == [{"fill_in": "/logs/SHELL PATTERN FOR a\\d+"}]
-    assert fates_of(source_text(lines))["a.sources.s.filegroups.g"] is Fate.LEFT_OUT
+    assert outcomes_of(source_text(lines))["a.sources.s.filegroups.g"] is Outcome.LEFT_OUT
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,9 @@ def test_import_of_a_source_without_counterpart_leaves_it_out_and_says_why(kind:
     text = source_text(f"type = {kind}\nodd = 1\ninterceptors = i\ninterceptors.i.type = host\n")
     assert "sources" not in tables_of(text)
     assert "has no counterpart" in notes_of(text)["a.sources.s"]
-    assert {fate for key, fate in fates_of(text).items() if key.startswith("a.sources.s.")} == {Fate.LEFT_OUT}
+    assert {outcome for key, outcome in outcomes_of(text).items() if key.startswith("a.sources.s.")} == {
+        Outcome.LEFT_OUT
+    }
 
 
 def test_import_of_a_source_of_no_channel_or_type_leaves_it_out() -> None:

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from cryptography.x509 import load_pem_x509_certificates
 
 from millrace_server.cli.flume_command import import_flume
-from millrace_server.flume_import import Fate
+from millrace_server.flume_import import Outcome
 from tests.certificates import Site
-from tests.flume_imports import fates_of, imported, notes_of, source_of, source_text
+from tests.flume_imports import imported, notes_of, outcomes_of, source_of, source_text
 
 HTTP = "type = http\nport = 443\nssl = true\n"
 
@@ -81,7 +81,7 @@ def test_import_without_a_directory_names_the_files_to_make() -> None:
     source = imported(text, allow_plaintext=True).tables["sources"]["s"]
     assert source["tls"] == {"certificate": "/etc/flume/keystore.pem", "private_key": "/etc/flume/keystore.key"}
     assert "allow_plaintext" not in source
-    assert fates_of(text)["a.sources.s.keystore"] is Fate.CHANGED
+    assert outcomes_of(text)["a.sources.s.keystore"] is Outcome.CHANGED
 
 
 def test_import_of_global_keystores_takes_them_from_definitions_and_the_environment() -> None:

@@ -11,7 +11,7 @@ from millrace.units import counted
 from millrace_server.cli.reporting import EXIT_CANNOT_START, EXIT_USAGE, failure, print_error
 
 if TYPE_CHECKING:
-    from millrace_server.flume_import import ImportedAgent, Property, Wishes
+    from millrace_server.flume_import import ImportedAgent, ImportSettings, Property
 
 _FILE_BYTES_MAX = 16 << 20
 
@@ -50,10 +50,10 @@ def import_flume(
 
     Values may refer to environment variables: ${env:NAME} is read from the environment of this command.
     """
-    from millrace_server.flume_import import Wishes
+    from millrace_server.flume_import import ImportSettings
 
-    wishes = Wishes(dict(os.environ), _definitions(define or []), allow_plaintext, tls_directory)
-    imported, lines = _import(files, agent, wishes)
+    settings = ImportSettings(dict(os.environ), _definitions(define or []), allow_plaintext, tls_directory)
+    imported, lines = _import(files, agent, settings)
     _report(imported, lines)
     if strict and not imported.is_complete:
         for path in imported.written_files:
@@ -74,7 +74,7 @@ def _definitions(texts: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in split}
 
 
-def _import(files: list[Path], agent: str | None, wishes: "Wishes") -> "tuple[ImportedAgent, dict[str, str]]":
+def _import(files: list[Path], agent: str | None, settings: "ImportSettings") -> "tuple[ImportedAgent, dict[str, str]]":
     """Returns an agent, and the place of each property as `FILE:LINE`; exits with an error if there is no agent."""
     from millrace_server.flume_import import FlumeImportError, import_agent
 
@@ -85,7 +85,7 @@ def _import(files: list[Path], agent: str | None, wishes: "Wishes") -> "tuple[Im
         properties.extend(found)
         lines |= {item.key: f"{file}:{item.line}" for item in found}
     try:
-        return import_agent(properties, agent, wishes), lines
+        return import_agent(properties, agent, settings), lines
     except FlumeImportError as error:
         raise failure(f"{' and '.join(map(str, files))}: cannot be imported: {error}", EXIT_USAGE) from None
 
@@ -111,18 +111,18 @@ def _properties(file: Path) -> "list[Property]":
 
 def _report(imported: "ImportedAgent", lines: dict[str, str]) -> None:
     """Writes a note for each property that has one, and a summary."""
-    from millrace_server.flume_import import FATE_WORDS, Fate
+    from millrace_server.flume_import import OUTCOME_WORDS, Outcome
 
     for note in imported.notes:
         place = f"{lines[note.key]}: " if note.key in lines else ""
-        fate = "note" if note.fate is Fate.CONVERTED else FATE_WORDS[note.fate]
-        print_error(f"{place}{note.key}: {fate}: {note.sentence}")
+        outcome = "note" if note.outcome is Outcome.CONVERTED else OUTCOME_WORDS[note.outcome]
+        print_error(f"{place}{note.key}: {outcome}: {note.sentence}")
     for agent, count in imported.other_agents.items():
         owner = f"agent {agent}" if agent else "no agent"
         print_error(f"{counted(count, 'property', 'properties')} of {owner}: ignored")
     total = sum(imported.counts.values())
-    parts = ", ".join(f"{imported.counts.get(fate, 0)} {word}" for fate, word in FATE_WORDS.items())
-    defaults = ", ".join(f"{count} {FATE_WORDS[fate]}" for fate, count in imported.default_counts.items())
+    parts = ", ".join(f"{imported.counts.get(outcome, 0)} {word}" for outcome, word in OUTCOME_WORDS.items())
+    defaults = ", ".join(f"{count} {OUTCOME_WORDS[outcome]}" for outcome, count in imported.default_counts.items())
     of_defaults = f"; of Flume's defaults: {defaults}" if defaults else ""
     print_error(f"agent {imported.agent}, {counted(total, 'property', 'properties')}: {parts}{of_defaults}")
 

@@ -9,7 +9,7 @@ from millrace_server.agent.settings import AnySourceConfig
 from millrace_server.configuration.settings import Settings
 from millrace_server.flow_tests.cases import Case, CaseFile
 from millrace_server.flow_tests.comparison import differences
-from millrace_server.flow_tests.trial import Outcome, Row, StillClock, Trial, TrialError
+from millrace_server.flow_tests.trial import Outcome, PausedClock, Row, Trial, TrialError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ def run_cases(settings: Settings, file: CaseFile) -> Iterator[CaseResult]:
 
 
 def _outcome(case: Case, source: AnySourceConfig, file: CaseFile) -> Outcome:
-    clock = StillClock(file.start_seconds)
-    trial = Trial(case.source, source, clock, clock.surroundings(file.host, file.address))
+    clock = PausedClock(file.start_seconds)
+    trial = Trial(case.source, source, clock, clock.context(file.host, file.address))
     for seconds, rows in _batches(case, case.batch_events or source.batch_events_max):
         clock.advance(seconds)
         trial.put(rows)

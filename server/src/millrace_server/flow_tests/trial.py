@@ -10,8 +10,8 @@ from millrace_server.agent.dead_letters import as_dead_letters
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.fan_out import channel_batches_of, unrouted_count
 from millrace_server.agent.interceptor_run import InterceptorRun, StepError
+from millrace_server.agent.interceptors.context import InterceptorContext
 from millrace_server.agent.interceptors.interceptor import MustWaitError
-from millrace_server.agent.interceptors.surroundings import Surroundings
 from millrace_server.agent.selectors import LoadBalancer, LoadBalancingConfig
 from millrace_server.agent.settings import AnySourceConfig
 from millrace_server.agent.supervision import ComponentError
@@ -36,7 +36,7 @@ class TrialError(Exception):
 
 
 @dataclass(slots=True)
-class StillClock:
+class PausedClock:
     """A clock that moves only by `advance`."""
 
     start_seconds: float
@@ -52,10 +52,10 @@ class StillClock:
     def advance(self, seconds: float) -> None:
         self.elapsed_seconds += seconds
 
-    def surroundings(self, host: str, address: str) -> Surroundings:
+    def context(self, host: str, address: str) -> InterceptorContext:
         """Returns a machine with this clock, on which chance repeats itself, too."""
         randomness = Random(0)  # noqa: S311 - it guards no secret
-        return Surroundings(self.time, self.monotonic, lambda: host, lambda: address, randomness.randbytes)
+        return InterceptorContext(self.time, self.monotonic, lambda: host, lambda: address, randomness.randbytes)
 
 
 @dataclass(slots=True)
@@ -76,12 +76,12 @@ class Trial:
     Raises TrialError if the user's own interceptor or selector cannot be made.
     """
 
-    def __init__(self, name: str, source: AnySourceConfig, clock: StillClock, surroundings: Surroundings) -> None:
+    def __init__(self, name: str, source: AnySourceConfig, clock: PausedClock, context: InterceptorContext) -> None:
         self._name = name
         self._dead_letter_channel = source.dead_letter_channel
         self._clock = clock
         try:
-            self._interceptors = [each.make(surroundings) for each in source.interceptors]
+            self._interceptors = [each.make(context) for each in source.interceptors]
             selector = source.selector.make(source.channels)
         except Exception as error:
             # Only a user's own can fail, and may raise anything.

@@ -1,18 +1,18 @@
 """Import of one agent of a Flume configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 from millrace_server.configuration.toml_text import to_toml
 from millrace_server.flume_import.channels import convert_channel
 from millrace_server.flume_import.component_table import find_component
-from millrace_server.flume_import.ledger import Fate, Ledger, Note, Place
+from millrace_server.flume_import.ledger import Ledger, Location, Note, Outcome
 from millrace_server.flume_import.names import free_name, new_names
-from millrace_server.flume_import.options import Import, Options, Table
+from millrace_server.flume_import.options import Import, ImportSettings, Options, Table
 from millrace_server.flume_import.properties import Property
-from millrace_server.flume_import.references import Surroundings, is_to_be_filled_in, without_marks
+from millrace_server.flume_import.references import ReferenceResolver, is_to_be_filled_in, without_marks
 from millrace_server.flume_import.sinks import convert_group, convert_sink
 from millrace_server.flume_import.sources import convert_source
 
@@ -37,20 +37,6 @@ class FlumeImportError(Exception):
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What an import may use and do, beyond reading the files."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """The environment that values refer to."""
-    definitions: Mapping[str, str] = field(default_factory=dict)
-    """System properties of Flume's Java process."""
-    allow_plaintext: bool = False
-    """Whether sources may listen in plain text where other machines reach them."""
-    tls_directory: Path | None = None
-    """Where to write the certificates and keys of keystores; None: nowhere."""
-
-
-@dataclass(frozen=True)
 class ImportedAgent:
     """The result of an import."""
 
@@ -71,33 +57,33 @@ class ImportedAgent:
     @property
     def is_complete(self) -> bool:
         """Whether nothing was left out."""
-        return all(note.fate is not Fate.LEFT_OUT for note in self.notes) and Fate.LEFT_OUT not in self.counts
+        return all(note.outcome is not Outcome.LEFT_OUT for note in self.notes) and Outcome.LEFT_OUT not in self.counts
 
     @property
-    def counts(self) -> dict[Fate, int]:
-        """How many properties have each fate."""
-        fates = list(self.ledger.fates.values())
-        return {fate: fates.count(fate) for fate in Fate if fate in fates}
+    def counts(self) -> dict[Outcome, int]:
+        """How many properties have each outcome."""
+        outcomes = list(self.ledger.outcomes.values())
+        return {outcome: outcomes.count(outcome) for outcome in Outcome if outcome in outcomes}
 
     @property
-    def default_counts(self) -> dict[Fate, int]:
+    def default_counts(self) -> dict[Outcome, int]:
         """How many of Flume's defaults have changed in meaning, or are left out: of properties that are absent."""
         # A note may also be about a component as a whole, whose name is the beginning of keys.
-        given = {beginning for key in self.ledger.fates for beginning in accumulate(key.split("."), "{}.{}".format)}
-        fates = [note.fate for note in self.notes if note.key not in given]
-        return {fate: fates.count(fate) for fate in (Fate.CHANGED, Fate.LEFT_OUT) if fate in fates}
+        given = {beginning for key in self.ledger.outcomes for beginning in accumulate(key.split("."), "{}.{}".format)}
+        outcomes = [note.outcome for note in self.notes if note.key not in given]
+        return {each: outcomes.count(each) for each in (Outcome.CHANGED, Outcome.LEFT_OUT) if each in outcomes}
 
     def toml(self) -> str:
         """Returns the configuration, with a comment next to what has changed in meaning or is left out."""
         head = [f"Converted from Flume's agent {self.agent}."]
         comments: dict[tuple[str, str], list[str]] = {("", ""): head}
         for note in self.notes:
-            place = self.ledger.places[note]
-            table = self.tables.get(place.kind, {}).get(place.name)
-            if table is not None and note.fate is not Fate.UNNEEDED:
-                key = place.setting if place.setting in table else ""
-                comments.setdefault((f"{place.kind}.{place.name}", key), []).append(note.comment())
-            elif note.fate is Fate.LEFT_OUT:
+            location = self.ledger.locations[note]
+            table = self.tables.get(location.kind, {}).get(location.name)
+            if table is not None and note.outcome is not Outcome.UNNEEDED:
+                key = location.setting if location.setting in table else ""
+                comments.setdefault((f"{location.kind}.{location.name}", key), []).append(note.comment())
+            elif note.outcome is Outcome.LEFT_OUT:
                 head.append(f"Left out: {note.key}: {note.sentence}.")
         return to_toml(self.tables, comments)
 
@@ -109,7 +95,7 @@ def agents_of(properties: Sequence[Property]) -> list[str]:
 
 
 def import_agent(
-    properties: Sequence[Property], agent: str | None = None, wishes: Wishes | None = None
+    properties: Sequence[Property], agent: str | None = None, settings: ImportSettings | None = None
 ) -> ImportedAgent:
     """Converts one agent; its name may be omitted if there is only one. Of a repeated key the last value counts.
 
@@ -122,21 +108,22 @@ def import_agent(
     agent = agent or agents[0]
     if agent not in agents:
         raise FlumeImportError(f"it describes no agent {agent}, but {' and '.join(agents) or 'none'}")
-    return _AgentImport(agent, {item.key: item.value for item in properties}, wishes or Wishes()).result(agents)
+    values = {item.key: item.value for item in properties}
+    return _AgentImport(agent, values, settings or ImportSettings()).result(agents)
 
 
 class _AgentImport:
-    def __init__(self, agent: str, values: Mapping[str, str], wishes: Wishes) -> None:
+    def __init__(self, agent: str, values: Mapping[str, str], settings: ImportSettings) -> None:
         self._agent = agent
         self._all = values
         own = {key: value for key, value in values.items() if key.startswith(f"{agent}.")}
         self._ledger = Ledger(own)
-        around = Surroundings(wishes.environment, wishes.definitions, values, set(), set())
+        resolver = ReferenceResolver(settings.environment, settings.definitions, values, set(), set())
         written = {word for key, value in own.items() if _is_of(key, "sources", "channels") for word in value.split()}
         read = {value.strip() for key, value in own.items() if _is_of(key, "sinks", "channel")}
-        self._shared = Import(self._ledger, around, written, read, wishes.allow_plaintext, wishes.tls_directory)
+        self._shared = Import(self._ledger, resolver, settings, written, read)
         values = {key.removeprefix(f"{agent}."): value for key, value in own.items()}
-        self._options = Options(agent, values, self._shared, Place("", ""))
+        self._options = Options(agent, values, self._shared, Location("", ""))
 
     def result(self, agents: list[str]) -> ImportedAgent:
         self._read_filters()
@@ -151,7 +138,7 @@ class _AgentImport:
         return ImportedAgent(self._agent, tables, self._ledger, others, written)
 
     def _others(self, agents: list[str]) -> dict[str, int]:
-        owners = [key.partition(".")[0] for key in self._all if key not in self._shared.surroundings.used]
+        owners = [key.partition(".")[0] for key in self._all if key not in self._shared.resolver.used]
         counted = [owner if owner in agents else "" for owner in owners if owner != self._agent]
         return {owner: counted.count(owner) for owner in dict.fromkeys(counted)}
 
@@ -160,7 +147,7 @@ class _AgentImport:
         for name, options in self._components("configfilters"):
             component = find_component("configuration filter", options.text("type"))
             if component.becomes:
-                self._shared.surroundings.environment_filters.add(name)
+                self._shared.resolver.environment_filters.add(name)
             else:
                 options.omit(f"{component.name} has no counterpart: {component.advice}")
 
@@ -173,7 +160,7 @@ class _AgentImport:
         values = subset.take_by_component(listed)
         subset.leave_out_unread(f"belongs to none of the {kind} that the agent lists")
         return [
-            (name, Options(f"{self._agent}.{kind}.{name}", values[name], self._shared, Place(section, ours[name])))
+            (name, Options(f"{self._agent}.{kind}.{name}", values[name], self._shared, Location(section, ours[name])))
             for name in listed
         ]
 
@@ -187,10 +174,10 @@ class _AgentImport:
             table = _convert(kind, options)
             if table is None:
                 continue
-            names[name] = options.place.name
-            self._shared.tables.setdefault(section, {})[options.place.name] = table
-            if name != options.place.name:
-                sentence = f"it is called {options.place.name} here: names have lower-case letters, digits, . _ and -"
+            ours = names[name] = options.location.name
+            self._shared.tables.setdefault(section, {})[ours] = table
+            if name != ours:
+                sentence = f"it is called {ours} here: names have lower-case letters, digits, . _ and -"
                 options.changed("type" if kind != "sinkgroups" else "sinks", sentence)
 
     def _add_components(self) -> None:

@@ -67,7 +67,7 @@ def _hdfs_path(options: Options) -> str:
         path = f"s3:{path[4:]}"
         options.changed("hdfs.path", "S3's own client writes it: see options for region and endpoint", "path")
     if not has_scheme(path):
-        environment = options.shared.surroundings.environment
+        environment = options.shared.resolver.environment
         default = default_file_system(environment)
         if default is None:
             default = fill_in(DEFAULT_WANTED)

@@ -72,9 +72,9 @@ def convert_kafka_channel(options: Options, _table: Table) -> None:
         _leave_topic(options, topic)
         return
     kind, added = ("sinks", _sink_for(options, topic)) if is_written else ("sources", _source_for(options, topic))
-    options.shared.added.setdefault(kind, {})[options.place.name] = added
+    options.shared.added.setdefault(kind, {})[options.location.name] = added
     what = "a sink puts them" if is_written else "a source reads them"
-    options.changed("type", f"events are in a log here, and {what}: it is called {options.place.name}-kafka")
+    options.changed("type", f"events are in a log here, and {what}: it is called {options.location.name}-kafka")
     if is_wrapped:
         options.left_out("parseAsFlumeEvent", _FLUME_FORMAT)
 
@@ -91,7 +91,7 @@ def _sink_for(options: Options, topic: str) -> Table:
     """Returns a sink that puts the events of a channel into its topic."""
     sink: Table = {"type": "kafka"}
     _set_servers(options, sink)
-    sink |= {"channel": options.place.name, "topic": topic, "key_header": "key", "header_prefix": ""}
+    sink |= {"channel": options.location.name, "topic": topic, "key_header": "key", "header_prefix": ""}
     set_values(sink, partition_header=options.text("partitionIdHeader") or None)
     _set_client(options, sink, "kafka.producer")
     return sink
@@ -101,7 +101,7 @@ def _source_for(options: Options, topic: str) -> Table:
     """Returns a source that reads the topic of a channel."""
     source: Table = {"type": "kafka"}
     _set_servers(options, source)
-    source |= {"channels": [options.place.name], "topics": [topic]}
+    source |= {"channels": [options.location.name], "topics": [topic]}
     _set_group(options, source)
     _set_client(options, source, "kafka.consumer")
     return source | {"headers": _HEADERS, "header_prefix": ""}

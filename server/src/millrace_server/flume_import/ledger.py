@@ -8,7 +8,7 @@ from typing import NamedTuple
 from millrace_server.flume_import.references import without_marks
 
 
-class Fate(IntEnum):
+class Outcome(IntEnum):
     """What has become of a property, in ascending order of the attention that it needs."""
 
     CONVERTED = 0
@@ -21,17 +21,17 @@ class Fate(IntEnum):
     """It has no counterpart, or its value has none."""
 
 
-FATE_WORDS = {
-    Fate.CONVERTED: "converted",
-    Fate.UNNEEDED: "not needed",
-    Fate.CHANGED: "changed in meaning",
-    Fate.LEFT_OUT: "left out",
+OUTCOME_WORDS = {
+    Outcome.CONVERTED: "converted",
+    Outcome.UNNEEDED: "not needed",
+    Outcome.CHANGED: "changed in meaning",
+    Outcome.LEFT_OUT: "left out",
 }
-"""How each fate is called in reports."""
+"""How each outcome is called in reports."""
 
 
-class Place(NamedTuple):
-    """A place in the configuration: a table, or one of its settings."""
+class Location(NamedTuple):
+    """A location in the configuration: a table, or one of its settings."""
 
     kind: str
     """`channels`, `sources`, `sinks` or `sink_groups`."""
@@ -44,7 +44,7 @@ class Note(NamedTuple):
 
     key: str
     """The property, or the common beginning of several."""
-    fate: Fate
+    outcome: Outcome
     sentence: str
     """The reason, and what to do."""
 
@@ -63,46 +63,46 @@ class Ledger:
     """Keeps what has become of each property of an agent."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._fates: dict[str, Fate | None] = dict.fromkeys(keys)
+        self._outcomes: dict[str, Outcome | None] = dict.fromkeys(keys)
         self._by_component: defaultdict[str, list[str]] = defaultdict(list)
-        for key in self._fates:
+        for key in self._outcomes:
             self._by_component[_component_of(key)].append(key)
-        self.places: dict[Note, Place] = {}
+        self.locations: dict[Note, Location] = {}
         """Where each note belongs in the configuration, if what it is about is there."""
 
-    def settle(self, key: str, fate: Fate, sentence: str = "", place: Place | None = None) -> None:
+    def settle(self, key: str, outcome: Outcome, sentence: str = "", location: Location | None = None) -> None:
         """Records what has become of a property; of several records of one, that counts which needs more attention."""
-        if key in self._fates:
-            self._fates[key] = max(self._fates[key] or Fate.CONVERTED, fate)
+        if key in self._outcomes:
+            self._outcomes[key] = max(self._outcomes[key] or Outcome.CONVERTED, outcome)
         if sentence:
-            note = Note(without_marks(key), fate, without_marks(sentence))
-            self.places.setdefault(note, place or _NOWHERE)
+            note = Note(without_marks(key), outcome, without_marks(sentence))
+            self.locations.setdefault(note, location or _NOWHERE)
 
-    def omit(self, beginning: str, sentence: str, place: Place | None = None) -> None:
+    def omit(self, beginning: str, sentence: str, location: Location | None = None) -> None:
         """Records that a component is left out, with all of its properties."""
         for key in self._by_component[_component_of(beginning)]:
             if key == beginning or key.startswith(f"{beginning}."):
-                self.settle(key, Fate.LEFT_OUT)
-        self.settle(beginning, Fate.LEFT_OUT, sentence, place)
+                self.settle(key, Outcome.LEFT_OUT)
+        self.settle(beginning, Outcome.LEFT_OUT, sentence, location)
 
     @property
-    def fates(self) -> Mapping[str, Fate]:
-        """The fate of each property, in the order of the file; each has one, whatever the conversion forgot."""
-        return {key: Fate.LEFT_OUT if fate is None else fate for key, fate in self._fates.items()}
+    def outcomes(self) -> Mapping[str, Outcome]:
+        """The outcome of each property, in the order of the file; each has one, whatever the conversion forgot."""
+        return {key: Outcome.LEFT_OUT if outcome is None else outcome for key, outcome in self._outcomes.items()}
 
     @property
     def unsettled(self) -> list[str]:
         """The properties that nothing was recorded for yet."""
-        return [key for key, fate in self._fates.items() if fate is None]
+        return [key for key, outcome in self._outcomes.items() if outcome is None]
 
     @property
     def notes(self) -> list[Note]:
         """The notes, first those that need the most attention."""
-        return sorted(self.places, key=lambda note: -note.fate)
+        return sorted(self.locations, key=lambda note: -note.outcome)
 
 
 def _component_of(key: str) -> str:
     return ".".join(key.split(".", _COMPONENT_PARTS)[:_COMPONENT_PARTS])
 
 
-_NOWHERE = Place("", "")
+_NOWHERE = Location("", "")

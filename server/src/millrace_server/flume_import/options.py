@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from millrace_server.flume_import.ledger import Fate, Ledger, Place
-from millrace_server.flume_import.references import Surroundings, fill_in, is_to_be_filled_in, missing_in
+from millrace_server.flume_import.ledger import Ledger, Location, Outcome
+from millrace_server.flume_import.references import ReferenceResolver, fill_in, is_to_be_filled_in, missing_in
 
 T = TypeVar("T")
 
@@ -21,19 +21,30 @@ _MILLISECONDS = 1_000
 
 
 @dataclass(frozen=True)
+class ImportSettings:
+    """What an import may use and do, besides reading the files."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The environment variables that values may refer to."""
+    definitions: Mapping[str, str] = field(default_factory=dict)
+    """System properties of Flume's Java process."""
+    allow_plaintext: bool = False
+    """Whether sources may listen in plain text on addresses that other machines can reach."""
+    tls_directory: Path | None = None
+    """Where to write the certificates and keys of Java keystores; None: they are not converted."""
+
+
+@dataclass(frozen=True)
 class Import:
     """What all conversions of an agent share."""
 
     ledger: Ledger
-    surroundings: Surroundings
+    resolver: ReferenceResolver
+    settings: ImportSettings
     written: set[str]
     """The channels that sources write to, by Flume's names."""
     read: set[str]
     """The channels that sinks read from, by Flume's names."""
-    allow_plaintext: bool
-    """Whether sources may listen in plain text where other machines reach them."""
-    tls_directory: Path | None
-    """Where the certificates and keys of Java keystores are written to."""
     names: dict[str, dict[str, str]] = field(default_factory=dict)
     """Names of ours by Flume's names, by kind, of the components that were converted so far."""
     tables: dict[str, dict[str, Table]] = field(default_factory=dict)
@@ -47,10 +58,10 @@ class Import:
 class Options:
     """The properties of one component. Each is removed and accounted for when it is read."""
 
-    def __init__(self, prefix: str, values: Mapping[str, str], shared: Import, place: Place) -> None:
+    def __init__(self, prefix: str, values: Mapping[str, str], shared: Import, location: Location) -> None:
         self.prefix = prefix
         self.shared = shared
-        self.place = place
+        self.location = location
         self._values = dict(values)
 
     def __contains__(self, key: str) -> bool:
@@ -68,8 +79,8 @@ class Options:
         """Returns a value with its references resolved or marked; the default if it is absent or empty, as in Flume."""
         if key not in self._values:
             return default
-        self._settle(key, Fate.CONVERTED)
-        value = self.shared.surroundings.resolve(self._values.pop(key)).strip()
+        self._settle(key, Outcome.CONVERTED)
+        value = self.shared.resolver.resolve(self._values.pop(key)).strip()
         if missing := missing_in(value):
             self.left_out(key, f"refers to {' and '.join(missing)}, which is not known here: fill it in")
         return value or default
@@ -83,7 +94,7 @@ class Options:
 
     def peek(self, key: str) -> str:
         """Returns a value like `text`, but leaves it to be read and accounted for."""
-        return self.shared.surroundings.resolve(self._values.get(key, "")).strip()
+        return self.shared.resolver.resolve(self._values.get(key, "")).strip()
 
     def words(self, key: str) -> list[str]:
         return self.text(key).split()
@@ -135,8 +146,8 @@ class Options:
         """Removes and returns the properties whose keys begin with a prefix and a dot; they belong to a setting."""
         begin = f"{prefix}."
         values = {key.removeprefix(begin): self._values.pop(key) for key in self.unread() if key.startswith(begin)}
-        place = self.place._replace(setting=self.place.setting or setting)
-        return Options(f"{self.prefix}.{prefix}", values, self.shared, place)
+        location = self.location._replace(setting=self.location.setting or setting)
+        return Options(f"{self.prefix}.{prefix}", values, self.shared, location)
 
     def take_by_component(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
         """Removes and returns the properties of each of these components, whose names come before the first dot."""
@@ -154,11 +165,11 @@ class Options:
 
     def changed(self, key: str | None, sentence: str, setting: str = "") -> None:
         """Records that a property, or without a key the component, is converted and does not mean quite the same."""
-        self._settle(key, Fate.CHANGED, sentence, setting)
+        self._settle(key, Outcome.CHANGED, sentence, setting)
 
     def left_out(self, key: str, sentence: str, setting: str = "") -> None:
         """Records that a property, or its value, has no counterpart."""
-        self._settle(key, Fate.LEFT_OUT, sentence, setting)
+        self._settle(key, Outcome.LEFT_OUT, sentence, setting)
 
     def leave_out_unread(self, sentence: str) -> None:
         """Records that the properties that were not read have no counterpart."""
@@ -168,21 +179,21 @@ class Options:
 
     def unneeded(self, key: str, sentence: str) -> None:
         """Records that nothing is lost without a property."""
-        self._settle(key, Fate.UNNEEDED, sentence)
+        self._settle(key, Outcome.UNNEEDED, sentence)
 
     def advise(self, key: str, sentence: str, setting: str = "") -> None:
         """Records what could be better than what a property is converted to."""
-        self._settle(key, Fate.CONVERTED, sentence, setting)
+        self._settle(key, Outcome.CONVERTED, sentence, setting)
 
     def omit(self, sentence: str) -> None:
         """Records that the component is left out, with all of its properties."""
         self._values.clear()
-        self.shared.ledger.omit(self.prefix, sentence, self.place)
+        self.shared.ledger.omit(self.prefix, sentence, self.location)
 
-    def _settle(self, key: str | None, fate: Fate, sentence: str = "", setting: str = "") -> None:
-        place = self.place._replace(setting=self.place.setting or setting)
+    def _settle(self, key: str | None, outcome: Outcome, sentence: str = "", setting: str = "") -> None:
+        location = self.location._replace(setting=self.location.setting or setting)
         full = self.prefix if key is None else f"{self.prefix}.{key}"
-        self.shared.ledger.settle(full, fate, sentence, place)
+        self.shared.ledger.settle(full, outcome, sentence, location)
 
     def discard(self, key: str) -> None:
         """Removes a property without recording anything: that is left to the caller."""

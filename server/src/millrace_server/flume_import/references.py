@@ -34,7 +34,7 @@ def missing_in(text: str) -> list[str]:
     return _MARKED.findall(text)
 
 
-class Surroundings(NamedTuple):
+class ReferenceResolver(NamedTuple):
     """What the values of properties may refer to."""
 
     environment: Mapping[str, str]

@@ -43,7 +43,7 @@ def _listen(options: Options, host_key: str, default_host: str = "") -> str:
 def _allow_plaintext(options: Options, table: Table, host: str, *, may_be_tls: bool = True) -> None:
     """Sets `allow_plaintext` where it was asked for and is needed."""
     is_plain = not may_be_tls or "tls" not in table
-    if options.shared.allow_plaintext and is_plain and not host.startswith(_LOOPBACK):
+    if options.shared.settings.allow_plaintext and is_plain and not host.startswith(_LOOPBACK):
         table["allow_plaintext"] = True
 
 

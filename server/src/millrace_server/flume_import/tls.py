@@ -96,23 +96,23 @@ def _is_wanted(options: Options, flags: Iterable[str]) -> bool:
 
 
 def _said(options: Options, names: StoreNames, what: str) -> str:
-    """Returns what a component says of its keystore, or what is said of all keystores around it."""
+    """Returns a component's setting for its keystore, or else the setting for all keystores of the process."""
     definition, variable = _GLOBAL[what]
     key: str = getattr(names, what)
-    around = options.shared.surroundings
-    return options.text(key) or around.definitions.get(definition) or around.environment.get(variable, "")
+    resolver = options.shared.resolver
+    return options.text(key) or resolver.definitions.get(definition) or resolver.environment.get(variable, "")
 
 
 def _stem(options: Options, store: str) -> str:
     """Returns the path of the files in PEM, without suffix: in the directory for them, or next to the keystore."""
-    name = PurePosixPath(store or options.place.name)
-    directory = options.shared.tls_directory
-    return str(directory / f"{options.place.name}-{name.stem}" if directory else name.with_suffix(""))
+    name = PurePosixPath(store or options.location.name)
+    directory = options.shared.settings.tls_directory
+    return str(directory / f"{options.location.name}-{name.stem}" if directory else name.with_suffix(""))
 
 
 def _convert(options: Options, store: str, password: str, stem: str) -> str | None:
     """Writes what a keystore holds to files in PEM; returns why that was not done, or None."""
-    if options.shared.tls_directory is None:
+    if options.shared.settings.tls_directory is None:
         return ", see --tls-directory"
     try:
         found = _read(store, password)

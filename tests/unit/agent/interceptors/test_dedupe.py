@@ -8,8 +8,8 @@ from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors import AnyInterceptorConfig
+from millrace_server.agent.interceptors.context import InterceptorContext
 from millrace_server.agent.interceptors.interceptor import Interceptor, RememberingInterceptor
-from millrace_server.agent.interceptors.surroundings import Surroundings
 from millrace_server.errors import ChannelFullError, DiskFullError
 from tests.channel_events import append
 from tests.fake_clock import FakeClock
@@ -20,7 +20,7 @@ from tests.waiting import until
 
 def dedupe(clock: FakeClock, **settings: object) -> RememberingInterceptor:
     config: Any = TypeAdapter(AnyInterceptorConfig).validate_python({"type": "dedupe", **settings})
-    made: Interceptor = config.make(Surroundings(monotonic=clock))
+    made: Interceptor = config.make(InterceptorContext(monotonic=clock))
     assert isinstance(made, RememberingInterceptor)
     return made
 

@@ -10,9 +10,9 @@ import pytest
 
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.interceptors import regexes
+from millrace_server.agent.interceptors.context import outbound_address
 from millrace_server.agent.interceptors.headers import Timestamp, TimestampConfig, random_uuids
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError
-from millrace_server.agent.interceptors.surroundings import outbound_address
 from tests.source_writers import table_of
 from tests.unit.agent.interceptors.configured_interceptors import intercepted, interceptor, problem_with
 

@@ -5,8 +5,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from millrace_server.agent.interceptors import AnyInterceptorConfig
+from millrace_server.agent.interceptors.context import InterceptorContext
 from millrace_server.agent.interceptors.interceptor import Interceptor, MustWaitError
-from millrace_server.agent.interceptors.surroundings import Surroundings
 from tests.source_writers import batch_stamp, component_of, held, memory, outcomes_of, registry_of, table_of, writer_of
 from tests.unit.agent.interceptors.configured_interceptors import problem_with
 from tests.virtual_clock import now
@@ -17,7 +17,7 @@ HAS_VIRTUAL_CLOCK = True
 def throttle(**settings: object) -> Interceptor:
     """An interceptor that runs on the clock of the loop."""
     config: Any = TypeAdapter(AnyInterceptorConfig).validate_python({"type": "throttle", **settings})
-    made: Interceptor = config.make(Surroundings(monotonic=now))
+    made: Interceptor = config.make(InterceptorContext(monotonic=now))
     return made
 
 

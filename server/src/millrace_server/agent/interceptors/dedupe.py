@@ -9,13 +9,13 @@ from typing import Literal
 from pydantic import Field
 
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.interceptors.context import THIS_MACHINE, InterceptorContext
 from millrace_server.agent.interceptors.interceptor import (
     Interceptor,
     InterceptorConfig,
     RememberingInterceptor,
     Screened,
 )
-from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
 
 _KEY_BYTES = 16
 
@@ -41,8 +41,8 @@ class DedupeConfig(InterceptorConfig):
     window_seconds: float = Field(600.0, gt=0, le=604_800, allow_inf_nan=False)
     """A key is forgotten this long after its event was stored."""
 
-    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
-        return _Dedupe(self, surroundings.monotonic)
+    def make(self, context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
+        return _Dedupe(self, context.monotonic)
 
 
 class _Dedupe(RememberingInterceptor):

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.interceptors.context import THIS_MACHINE, InterceptorContext
 from millrace_server.agent.interceptors.interceptor import (
     EventsRefusedError,
     Interceptor,
@@ -15,7 +16,6 @@ from millrace_server.agent.interceptors.interceptor import (
     QuickInterceptor,
 )
 from millrace_server.agent.interceptors.regexes import MATCH_TIMED_OUT, Regex, RegexPattern
-from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
 
 
 class TimestampConfig(InterceptorConfig):
@@ -33,8 +33,8 @@ class TimestampConfig(InterceptorConfig):
     preserve_existing: bool = False
     """Whether an event that already has the header keeps its value."""
 
-    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
-        return Timestamp(self, surroundings.clock)
+    def make(self, context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
+        return Timestamp(self, context.clock)
 
 
 class Timestamp(QuickInterceptor):
@@ -69,8 +69,8 @@ class HostConfig(InterceptorConfig):
     preserve_existing: bool = False
     """Whether an event that already has the header keeps its value."""
 
-    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
-        host = surroundings.host_name() if self.use == "name" else surroundings.address()
+    def make(self, context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
+        host = context.host_name() if self.use == "name" else context.address()
         return _Static({self.header: host}, preserve_existing=self.preserve_existing)
 
 
@@ -108,7 +108,7 @@ class StaticConfig(InterceptorConfig):
             raise ValueError("has no entry, and there is no key; the interceptor needs a header to set")
         return headers
 
-    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+    def make(self, _context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
         own = {self.key: self.value} if self.key is not None and self.value is not None else {}
         return _Static({**self.headers, **own}, preserve_existing=self.preserve_existing)
 
@@ -147,8 +147,8 @@ class UuidConfig(InterceptorConfig):
     preserve_existing: bool = True
     """Whether an event that already has the header keeps its value."""
 
-    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
-        return _Uuid(self, surroundings.random_bytes)
+    def make(self, context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
+        return _Uuid(self, context.random_bytes)
 
 
 class _Uuid:
@@ -193,7 +193,7 @@ class RemoveHeaderConfig(InterceptorConfig):
             raise ValueError("is missing, and names is empty; the interceptor needs a header to remove")
         return pattern
 
-    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+    def make(self, _context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
         return _RemoveHeader(self)
 
 

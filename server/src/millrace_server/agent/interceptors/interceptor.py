@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from pydantic import BaseModel, Field, Secret
 
 from millrace_server.agent.events import EventTable
-from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
+from millrace_server.agent.interceptors.context import THIS_MACHINE, InterceptorContext
 from millrace_server.agent.setting_types import FactoryPath, load_factory, revealed
 
 
@@ -89,7 +89,7 @@ class InterceptorConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build
     """Base of all interceptors' settings."""
 
     @abstractmethod
-    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor: ...
+    def make(self, context: InterceptorContext = THIS_MACHINE, /) -> Interceptor: ...
 
 
 class CustomInterceptorConfig(InterceptorConfig):
@@ -104,7 +104,7 @@ class CustomInterceptorConfig(InterceptorConfig):
     options: dict[str, Secret[Any]] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
 
-    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+    def make(self, _context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
         return _Custom(load_factory(self.factory)(**revealed(self.options)))
 
 

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.interceptors.context import THIS_MACHINE, InterceptorContext
 from millrace_server.agent.interceptors.interceptor import Interceptor
 from millrace_server.agent.interceptors.regexes import Regex, RegexConfig, compile_pattern, map_texts
-from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
 from millrace_server.agent.setting_types import TimeZoneName, time_zone_of
 
 _TIMES_CACHED = 1_000
@@ -69,7 +69,7 @@ class RegexExtractorConfig(RegexConfig):
                 )
         return millis
 
-    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+    def make(self, _context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
         return _RegexExtractor(self)
 
 

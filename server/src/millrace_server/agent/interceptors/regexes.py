@@ -7,8 +7,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.interceptors.context import THIS_MACHINE, InterceptorContext
 from millrace_server.agent.interceptors.interceptor import EventsRefusedError, Interceptor, InterceptorConfig
-from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
 from millrace_server.agent.setting_types import valid_for
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class RegexFilterConfig(RegexConfig):
     action: Literal["keep", "drop"] = "keep"
     """What happens to a matching event. An event that lacks the header does not match."""
 
-    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+    def make(self, _context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
         return _RegexFilter(self)
 
 
@@ -165,7 +165,7 @@ class SearchReplaceConfig(RegexConfig):
                 raise ValueError(f"is {shown_value(replacement)}, which does not fit the pattern: {error}") from None
         return replacement
 
-    def make(self, _surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+    def make(self, _context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
         return _SearchReplace(self)
 
 

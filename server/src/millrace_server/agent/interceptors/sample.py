@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import Field
 
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.interceptors.context import THIS_MACHINE, InterceptorContext
 from millrace_server.agent.interceptors.interceptor import Interceptor, InterceptorConfig
-from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
 
 _SEED_BYTES = 8
 _HASH_BYTES = 8
@@ -38,10 +38,10 @@ class SampleConfig(InterceptorConfig):
     """With a `header`, samples with different seeds are independent of each other. Without one, the random choices are
     the same after each start."""
 
-    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
+    def make(self, context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
         if self.header is not None:
             return _KeySample(self.fraction, self.header, self.seed or 0)
-        seed = int.from_bytes(surroundings.random_bytes(_SEED_BYTES)) if self.seed is None else self.seed
+        seed = int.from_bytes(context.random_bytes(_SEED_BYTES)) if self.seed is None else self.seed
         return _RandomSample(self.fraction, Random(seed).random)  # noqa: S311 - it guards no secret
 
 

@@ -8,13 +8,13 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from millrace.setting_units import ByteSize
 from millrace_server.agent.events import EventTable
+from millrace_server.agent.interceptors.context import THIS_MACHINE, InterceptorContext
 from millrace_server.agent.interceptors.interceptor import (
     Interceptor,
     InterceptorConfig,
     MustWaitError,
     QuickInterceptor,
 )
-from millrace_server.agent.interceptors.surroundings import THIS_MACHINE, Surroundings
 from millrace_server.token_bucket import ROUNDING_SECONDS, TokenBucket
 
 
@@ -48,14 +48,14 @@ class ThrottleConfig(InterceptorConfig):
             raise ValueError("has no limit to apply to; set events_per_second, bytes_per_second or both")
         return when_exceeded
 
-    def make(self, surroundings: Surroundings = THIS_MACHINE, /) -> Interceptor:
-        return _Throttle(self, surroundings)
+    def make(self, context: InterceptorContext = THIS_MACHINE, /) -> Interceptor:
+        return _Throttle(self, context)
 
 
 class _Throttle(QuickInterceptor):
-    def __init__(self, config: ThrottleConfig, surroundings: Surroundings) -> None:
+    def __init__(self, config: ThrottleConfig, context: InterceptorContext) -> None:
         self._drops = config.when_exceeded == "drop"
-        clock, events, byte_count = surroundings.monotonic, config.events_per_second, config.bytes_per_second
+        clock, events, byte_count = context.monotonic, config.events_per_second, config.bytes_per_second
         self._limits: list[_EventLimit | _ByteLimit] = []
         if events is not None:
             self._limits.append(_EventLimit(events, events, clock))

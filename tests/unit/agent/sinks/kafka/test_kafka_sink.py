@@ -75,7 +75,7 @@ def numbered(*numbers: int) -> list[bytes]:
 async def test_run_sends_each_event_with_its_place(
     broker: Broker, topic: str, registry: ChannelRegistry, channel: Channel
 ) -> None:
-    """The events and the place in the channel are committed together."""
+    """The events and the position in the channel are committed together."""
     await append(channel, *numbered(*range(100)))
     await empty(channel, sink_of(broker, topic), reader_of(registry))
     assert sorted(sent(broker, topic)) == numbered(*range(100))
@@ -146,7 +146,7 @@ async def _fail(_delivery: object) -> None:
 
 
 def _dying(made: list[Producer], point: str, *, is_before: bool) -> type[Producer]:
-    """Returns a producer that raises at one of its methods, in its second transaction: the first commits the place."""
+    """Returns a producer that raises in one method, in its second transaction: the first commits the position."""
 
     class Dying(Producer):
         def __init__(self, properties: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ async def test_run_of_two_at_a_time_fences_the_first(
     producers = [transactions.TransactionalProducer(config, "out", channel.channel_id) for _ in range(2)]
     for producer in producers:
         await asyncio.to_thread(producer.open)
-    reached = producers[0].place.after([batch], 1)
+    reached = producers[0].position.after([batch], 1)
     with pytest.raises(ComponentError):
         await asyncio.to_thread(producers[0].send, [batch.window.columns()], reached)
     await asyncio.to_thread(producers[1].send, [batch.window.columns()], reached)
@@ -313,7 +313,7 @@ async def test_run_with_event_that_the_brokers_refuse_finds_it_by_reports(
 async def test_run_beside_another_consumer_needs_brokers_that_keep_metadata(
     broker: Broker, topic: str, registry: ChannelRegistry, channel: Channel
 ) -> None:
-    """Without the metadata of the place, events that may return below it could be lost; so none are sent above it."""
+    """Without the position's metadata, events that may return below it could be lost; so none are sent above it."""
     await append(channel, *numbered(*range(10)))
     txn_id = await begin_with_takes(channel, 4)
     with pytest.raises(ComponentError, match="do not keep the metadata of offsets"):

@@ -113,11 +113,11 @@ class _Run:
         )
 
     async def _send(self, delivery: Delivery) -> None:
-        place = self._producer.place
+        position = self._producer.position
         # On the loop: the channel's columns belong to it.
-        unsent = [batch.window.columns() for batch in place.unsent(delivery.batches)]
+        unsent = [batch.window.columns() for batch in position.unsent(delivery.batches)]
         if unsent:
-            reached = place.after(delivery.batches, delivery.oldest_open_sequence)
+            reached = position.after(delivery.batches, delivery.oldest_open_sequence)
             await self._thread.submit(partial(self._producer.send, unsent, reached))
 
     async def _end_sending(self) -> None:

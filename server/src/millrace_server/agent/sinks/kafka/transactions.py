@@ -1,4 +1,4 @@
-"""The producer of a sink: sends events in transactions, each of which moves the sink's place. It runs on one thread."""
+"""The producer of a sink, which sends events in transactions that also advance the sink's position. Not thread-safe."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from millrace.wire_format import Buffer
 from millrace_server.agent.channel_reader import EventsRejectedError
 from millrace_server.agent.kafka.client import TOPIC_PATTERN, described
 from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
-from millrace_server.agent.sinks.kafka.place import METADATA_BYTES_MAX, Place, UnknownPlaceError
+from millrace_server.agent.sinks.kafka.position import METADATA_BYTES_MAX, ChannelPosition, UnknownPositionError
 from millrace_server.agent.sinks.kafka.records import RecordWriter
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 
@@ -51,10 +51,10 @@ class TransactionalProducer:
     """Sends events exactly once.
 
     `open` ends what an earlier process of the same transactional id had begun: Kafka has either committed it, then the
-    place includes it, or aborts it. And it fences that process off, should it still run.
+    position includes it, or aborts it. And it fences that process off, should it still run.
 
     Attributes:
-        place: The events that are sent.
+        position: The events that are sent.
     """
 
     def __init__(self, config: KafkaSinkConfig, name: str, channel_id: str) -> None:
@@ -67,7 +67,7 @@ class TransactionalProducer:
         self._trouble = ""
         self._failed: tuple[KafkaError, str] | None = None
         self._keeps_metadata = True
-        self.place = Place()
+        self.position = ChannelPosition()
         properties = config.client_properties(name)
         try:
             self._producer = Producer(
@@ -86,16 +86,16 @@ class TransactionalProducer:
         self._metadata = self._group.consumer_group_metadata()
 
     def open(self) -> None:
-        """Takes over from an earlier process, and reads the place; raises ComponentError if that is not possible."""
+        """Takes over from an earlier process, and reads the position; raises ComponentError if that is not possible."""
         try:
             self._producer.init_transactions(self._timeout)
             self._find_topic(self._config.topic)
-            self.place = self._read_place()
+            self.position = self._read_position()
             # Shows early what the brokers do not permit, keeps the group's offset from expiring, and shows whether they
             # keep its metadata.
             self._producer.begin_transaction()
-            self._commit(self.place)
-            self._keeps_metadata = self._committed().metadata == self.place.metadata()
+            self._commit(self.position)
+            self._keeps_metadata = self._committed().metadata == self.position.metadata()
         except KafkaException as error:
             raise self._component_error(error) from None
 
@@ -108,16 +108,16 @@ class TransactionalProducer:
         del self._producer
         self._group.close()
 
-    def _read_place(self) -> Place:
+    def _read_position(self) -> ChannelPosition:
         committed = self._committed()
         if committed.offset == OFFSET_INVALID:
-            return Place()
+            return ChannelPosition()
         if not committed.metadata:
             # See `_commit`: without metadata, the sink sends only what leaves no gaps.
-            return Place(committed.offset)
+            return ChannelPosition(committed.offset)
         try:
-            return Place.parse(committed.offset, committed.metadata)
-        except UnknownPlaceError as error:
+            return ChannelPosition.parse(committed.offset, committed.metadata)
+        except UnknownPositionError as error:
             raise ComponentFailedError(f"group {self._id} does not belong to this sink: {error}") from None
 
     def _committed(self) -> TopicPartition:
@@ -126,13 +126,13 @@ class TransactionalProducer:
             raise KafkaException(found.error)
         return found
 
-    def send(self, batches: Iterable[Buffer], place: Place) -> None:
-        """Sends events, as serialized columns, and moves the place with them; both happen or neither.
+    def send(self, batches: Iterable[Buffer], position: ChannelPosition) -> None:
+        """Sends events, as serialized columns, and moves the position with them; both happen or neither.
 
         Raises EventsRejectedError if one of the events can never be sent; the next `send` may follow. Raises
         ComponentError if they cannot be sent now, or it is unknown whether they are: only another `open` shows that.
         """
-        if place.has_gaps and not self._keeps_metadata:
+        if position.has_gaps and not self._keeps_metadata:
             raise ComponentError(
                 "the brokers do not keep the metadata of offsets, so the sink must be the only one that takes from the "
                 "channel, and another consumer has taken events that are not settled"
@@ -144,7 +144,7 @@ class TransactionalProducer:
             try:
                 self._producer.begin_transaction()
                 self._produce(batches, on_delivery)
-                self._commit(place)
+                self._commit(position)
             except EventsRejectedError:
                 self._abort()
                 raise
@@ -154,7 +154,7 @@ class TransactionalProducer:
                 failure = error
                 self._abort()
             else:
-                self.place = place
+                self.position = position
                 return
         self._raise_rejection()
         assert failure is not None, "one of the attempts has raised"
@@ -183,14 +183,14 @@ class TransactionalProducer:
                 raise EventsRejectedError(f"{topic}: {described(error)}") from None
             raise
 
-    def _commit(self, place: Place) -> None:
-        metadata = place.metadata()
+    def _commit(self, position: ChannelPosition) -> None:
+        metadata = position.metadata()
         if len(metadata) > METADATA_BYTES_MAX:
             raise ComponentError(
                 "other consumers have taken too many single events of the channel that are not settled"
             )
-        position = TopicPartition(self._config.topic, 0, place.next_sequence, metadata)
-        self._producer.send_offsets_to_transaction([position], self._metadata, self._timeout)
+        offset = TopicPartition(self._config.topic, 0, position.next_sequence, metadata)
+        self._producer.send_offsets_to_transaction([offset], self._metadata, self._timeout)
         self._producer.commit_transaction(self._timeout)
 
     def _abort(self) -> None:

@@ -28,7 +28,7 @@ def outbound_address() -> str:
     return "127.0.0.1"
 
 
-class Surroundings(NamedTuple):
+class InterceptorContext(NamedTuple):
     """The machine and its clocks; tests of flows replace them."""
 
     clock: Callable[[], float] = time.time
@@ -42,4 +42,4 @@ class Surroundings(NamedTuple):
     """Returns this many random bytes."""
 
 
-THIS_MACHINE = Surroundings()
+THIS_MACHINE = InterceptorContext()
