@@ -7,47 +7,47 @@ from pathlib import Path
 import pytest
 
 from millrace_server.network import accepting
-from millrace_server.network.accepting import Acceptor, ConnectionLimits, Place, Places
+from millrace_server.network.accepting import Acceptor, ConnectionLimits, ConnectionSlot, ConnectionSlots
 from tests.certificates import Authority
 
 WAIT_SECONDS_MAX = 60.0
 
 
-def take(places: Places, address: str, ended: list[Place]) -> Place:
-    place = places.take(address)
-    assert place is not None
-    place.abort = lambda: ended.append(place)
-    return place
+def take(slots: ConnectionSlots, address: str, ended: list[ConnectionSlot]) -> ConnectionSlot:
+    slot = slots.acquire(address)
+    assert slot is not None
+    slot.abort = lambda: ended.append(slot)
+    return slot
 
 
 def test_take_above_the_limit_of_an_address_ends_its_own_longest_wait() -> None:
-    """Connections of other addresses keep their places."""
-    places, ended = Places(10, 2), list[Place]()
-    stranger = take(places, "elsewhere", ended)
-    first, second, _third = (take(places, "here", ended) for _ in range(3))
+    """Connections of other addresses keep their slots."""
+    slots, ended = ConnectionSlots(10, 2), list[ConnectionSlot]()
+    stranger = take(slots, "elsewhere", ended)
+    first, second, _third = (take(slots, "here", ended) for _ in range(3))
     assert ended == [first]
-    second.work()
-    take(places, "here", ended).work()
+    second.mark_busy()
+    take(slots, "here", ended).mark_busy()
     assert len(ended) == 2
-    assert places.take("here") is None
-    second.leave()
-    second.leave()
-    assert places.take("here") is not None
+    assert slots.acquire("here") is None
+    second.release()
+    second.release()
+    assert slots.acquire("here") is not None
     assert stranger not in ended
 
 
 def test_take_above_the_limit_of_all_ends_the_longest_wait() -> None:
-    """If no connection waits, only the spare places are left."""
-    places, ended = Places(2, spare_count=1), list[Place]()
-    first, second, third = (take(places, str(number), ended) for number in range(3))
+    """If no connection waits, only the spare slots are left."""
+    slots, ended = ConnectionSlots(2, spare_count=1), list[ConnectionSlot]()
+    first, second, third = (take(slots, str(number), ended) for number in range(3))
     assert ended == [first]
-    second.work()
-    third.work()
-    fourth = take(places, "4", ended)
-    fourth.work()
-    assert places.take("5") is None
-    fourth.wait()
-    take(places, "5", ended)
+    second.mark_busy()
+    third.mark_busy()
+    fourth = take(slots, "4", ended)
+    fourth.mark_busy()
+    assert slots.acquire("5") is None
+    fourth.mark_idle()
+    take(slots, "5", ended)
     assert ended == [first, fourth]
 
 
@@ -77,24 +77,24 @@ def test_limits_leave_files_for_others(
 class Serving(asyncio.Protocol):
     """Reads, and says when its connection begins and ends."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, slot: ConnectionSlot) -> None:
+        self._slot = slot
         self.data = asyncio.Event()
         self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # TCP's is bidirectional
-        self._place.abort = transport.abort
+        self._slot.abort = transport.abort
 
     def data_received(self, data: bytes) -> None:
         self.data.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._place.leave()
+        self._slot.release()
         self.ended.set()
 
 
 async def test_connections_in_their_handshake_have_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handshake that does not go on gives way to a new connection, ends after a time, and gives its place back."""
+    """A handshake that does not go on gives way to a new connection, ends after a time, and gives its slot back."""
     monkeypatch.setattr(accepting, "HANDSHAKE_SECONDS", 0.2)
     authority = Authority()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -102,13 +102,13 @@ async def test_connections_in_their_handshake_have_places(tmp_path: Path, monkey
     trusting = ssl.create_default_context(cadata=authority.certificate.decode())
     made: list[Serving] = []
 
-    def make(place: Place) -> Serving:
-        made.append(Serving(place))
+    def make(slot: ConnectionSlot) -> Serving:
+        made.append(Serving(slot))
         return made[-1]
 
     bound = socket.create_server(("127.0.0.1", 0))
-    places = Places(2)
-    acceptor = Acceptor(bound, places, make, context)
+    slots = ConnectionSlots(2)
+    acceptor = Acceptor(bound, slots, make, context)
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         silent = [await asyncio.open_connection(*bound.getsockname()) for _ in range(3)]
         assert await silent[0][0].read() == b""
@@ -119,7 +119,7 @@ async def test_connections_in_their_handshake_have_places(tmp_path: Path, monkey
             assert await reader.read() == b""
         writer.close()
         await made[-1].ended.wait()
-        assert all(places.take("anybody") for _ in range(2))
+        assert all(slots.acquire("anybody") for _ in range(2))
         acceptor.close()
         await acceptor.wait_closed()
     for _, each in silent:

@@ -1,4 +1,4 @@
-"""The audit log of denied and administrative calls: the identity, its address, the call, its outcome; no secrets."""
+"""The audit log of denied and administrative calls: identity, address, call and outcome, without secrets."""
 
 import time
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ class Audit:
         *,
         administers: bool,
     ) -> None:
-        """Logs how a call ended, and its channel.
+        """Logs the outcome of a call, if it is administrative or was denied.
 
-        `about` has the `owner` of what belongs to another identity. The caller learns nothing of its transactions; here
-        they are denied.
+        `about` is what the call concerned, such as its channel. It includes the `owner` if that is another identity:
+        a caller is told that a transaction of another identity is not found, which is logged as a denial.
         """
         is_denied = isinstance(error, UnauthenticatedError | ForbiddenError)
         is_denied |= "owner" in about and isinstance(error, TxnNotFoundError)
@@ -55,7 +55,7 @@ class Audit:
             _log.warning("audit", outcome="denied", **who, **what, **why, **more)
 
     def _admit(self, identity: str) -> int | None:
-        """Returns how many denials of an identity were suppressed since the last entry; None if this one is too."""
+        """Returns the number of denials suppressed since an identity's last entry; None if this one is suppressed."""
         now = time.monotonic()
         if now - self._logged_at.get(identity, float("-inf")) < _DENIAL_SECONDS:
             self._suppressed[identity] = self._suppressed.get(identity, 0) + 1

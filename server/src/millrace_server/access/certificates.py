@@ -1,4 +1,4 @@
-"""Certificates of clients: whom they name, when they expire, and how strong their keys are."""
+"""Certificates of clients: their names, when they expire, and the strength of their keys."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -15,16 +15,16 @@ _CERTIFICATES_MAX = 1_024
 
 
 class ClientCertificate(NamedTuple):
-    """What a connection's certificate says about its client. An unreadable one names no one and counts as expired."""
+    """The contents of a client's certificate. One that cannot be read has no name and counts as expired."""
 
     name: str | None = None
     expiry_time: float = 0.0
     """In seconds since the epoch."""
     rsa_bits: int | None = None
-    """The size of its key; None if that is not an RSA key."""
+    """The size of its key; None if it is not an RSA key."""
 
     def refuse_if_weak(self) -> None:
-        """Raises UnauthenticatedError if the key is too short, which gRPC's handshake allows."""
+        """Raises UnauthenticatedError if the key is too short, which gRPC does not check."""
         if self.rsa_bits is not None and self.rsa_bits < RSA_BITS_MIN:
             raise UnauthenticatedError(
                 f"the certificate of the connection has an RSA key of {self.rsa_bits} bits, and {RSA_BITS_MIN} are "
@@ -34,11 +34,11 @@ class ClientCertificate(NamedTuple):
 
 @lru_cache(_CERTIFICATES_MAX)
 def read_certificate(certificate: bytes) -> ClientCertificate:
-    """Reads a certificate, PEM or DER.
+    """Reads a certificate in PEM or DER.
 
     Its name is its SPIFFE ID, else its first DNS name, else its common name; None if that is not printable text.
     """
-    # Heavy, and not needed without certificates.
+    # Slow to import, and not needed without certificates.
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -48,7 +48,7 @@ def read_certificate(certificate: bytes) -> ClientCertificate:
         key = parsed.public_key()
         rsa_bits = key.key_size if isinstance(key, rsa.RSAPublicKey) else None
         return ClientCertificate(_name_in(parsed), parsed.not_valid_after_utc.timestamp(), rsa_bits)
-    except Exception:  # noqa: BLE001 - a certificate that the library cannot read identifies no one
+    except Exception:  # noqa: BLE001 - a certificate that cannot be read identifies nobody
         return ClientCertificate()
 
 
@@ -67,7 +67,7 @@ def _names(certificate: "Certificate") -> Iterator[str]:
     for extension in certificate.extensions:
         if isinstance(extension.value, x509.SubjectAlternativeName):
             uris = extension.value.get_values_for_type(x509.UniformResourceIdentifier)
-            # A certificate with several URIs is no SPIFFE certificate.
+            # A certificate with several URIs is not a SPIFFE certificate.
             yield from (uri for uri in uris if len(uris) == 1 and uri.startswith("spiffe://"))
             yield from extension.value.get_values_for_type(x509.DNSName)
     yield from (str(one.value) for one in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME))

@@ -1,4 +1,4 @@
-"""Identities and permissions of callers, while tokens and roles change."""
+"""Access control: the identities and rights of callers, according to the current tokens and roles."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class Credentials(NamedTuple):
-    """A caller's credentials: the hash of its token, or the whole if it may be a JSON Web Token."""
+    """A caller's credentials: its certificate, and the hash of its token, or the token if it may be a JWT."""
 
     token_hash: str | None
     certificate_name: str | None
@@ -49,9 +49,9 @@ class Identity(NamedTuple):
 
 
 def credentials_of(authorizations: Sequence[str | bytes | Credentials], certificate: bytes | None) -> Credentials:
-    """Returns what a request shows: its authorization headers, and the certificate of its connection.
+    """Returns the credentials in a request's authorization headers and its connection's certificate.
 
-    Instead of a header it may have the credentials with which a session began.
+    The credentials of a session may take the place of a header. Raises UnauthenticatedError if they are malformed.
     """
     shown = Credentials(None, None)
     if certificate is not None:
@@ -73,12 +73,12 @@ def credentials_of(authorizations: Sequence[str | bytes | Credentials], certific
 
 
 class AccessControl:
-    """Identities and rights as they are now."""
+    """The current identities and rights."""
 
     def __init__(
         self, auth: AuthSettings, roles: Mapping[str, RoleSettings], identities: Mapping[str, IdentitySettings]
     ) -> None:
-        """Reads the files of tokens and keys; raises ValueError if one of them is not valid any more."""
+        """Reads the files of tokens and keys; raises ValueError if one of them is no longer valid."""
         self._tokens = None if auth.tokens_file is None else TokensFile(auth.tokens_file)
         self._jwts = None if auth.jwt is None else Jwts(auth.jwt)
         self._policy = _policy(roles, identities)
@@ -89,7 +89,7 @@ class AccessControl:
         """Returns the identity of these credentials; raises UnauthenticatedError if they are not valid now."""
         certificate, expiry_time = credentials.certificate_name, credentials.certificate_expiry_time
         if expiry_time <= time.time():
-            # The handshake was before, or has resumed an earlier session.
+            # It expired after the handshake, or the handshake resumed an earlier session.
             raise TokenExpiredError("the certificate of the connection has expired; connect with another one")
         if credentials.token_hash is not None:
             proven = self._proven_by_token(credentials.token_hash, credentials.jwt)
@@ -112,7 +112,7 @@ class AccessControl:
         raise UnauthenticatedError("authorization: the token is not valid; it may have been removed")
 
     def still_proves(self, credentials: Credentials, name: str) -> bool:
-        """Whether an identity can still authenticate, by these credentials or by another token of its name."""
+        """Whether an identity can still authenticate, with these credentials or another token of the same name."""
         try:
             return self.identify(credentials).name == name
         except UnauthenticatedError:
@@ -125,7 +125,7 @@ class AccessControl:
         return self._policy.entitlements_of(identity.name)
 
     def quotas(self) -> dict[str, Quota]:
-        """Returns the quotas in force of all identities that have called, and have one."""
+        """Returns the current quotas of all identities that have called and have one."""
         return self._policy.quotas()
 
     def watch(self, on_change: Callable[[], None]) -> None:
@@ -138,14 +138,14 @@ class AccessControl:
         self._notify()
 
     async def prepare(self) -> None:
-        """Fetches the keys of JSON Web Tokens; if their URL does not respond soon, `follow` keeps trying."""
+        """Fetches the keys of JSON Web Tokens; if their URL does not respond in time, `follow` keeps trying."""
         if self._jwts is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PREPARATION_SECONDS):
                     await asyncio.to_thread(self._jwts.refresh)
 
     async def wait_for_keys(self) -> None:
-        """Waits for the keys of JSON Web Tokens if a token has named an unknown one; all calls wait for one fetch."""
+        """Waits for the keys of JSON Web Tokens if a token refers to an unknown one; all callers share one fetch."""
         if self._fetching is None and self._jwts is not None and self._jwts.is_fetch_due:
             self._fetching = asyncio.ensure_future(asyncio.to_thread(self._jwts.refresh))
             self._fetching.add_done_callback(self._on_fetched)
@@ -169,7 +169,7 @@ class AccessControl:
 
     def _on_reload(self, message: str) -> None:
         self._notify()
-        # Not before: until then, what was proven counts.
+        # Logged after the watchers have run: the change is effective only then.
         _log.info(message)
 
     def _notify(self) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jwt import PyJWK
 
 LEEWAY_SECONDS = 60
-"""How far the clocks of the issuer and of this machine may be apart."""
+"""Maximum difference between the clocks of the issuer and this machine."""
 
 _TIME_MAX = 1 << 40
 _VERIFIED_MAX = 4_096
@@ -36,10 +36,10 @@ _RESPONSE_SECONDS_MAX = 5.0
 _FETCH_SECONDS_MAX = 10.0
 _READ_BYTES = 64 << 10
 _BYTES_MAX = 1 << 20
-_RSA_BITS_MAX = 8_192  # Each signature by a larger key would take the event loop's time.
+_RSA_BITS_MAX = 8_192  # Verifying a signature of a larger key would block the event loop too long.
 
 _ALGORITHMS = {"RSA/": "RS256", "EC/P-256": "ES256", "OKP/Ed25519": "EdDSA"}
-"""The only algorithm of a key, by its kty and crv, so that the algorithm in a token's header has no effect."""
+"""The only algorithm accepted for a key, by its kty and crv; the algorithm in a token's header is ignored."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -47,7 +47,7 @@ _log = structlog.stdlib.get_logger(__name__)
 class JwtSettings(BaseModel, frozen=True, extra="forbid"):
     """Which JSON Web Tokens are accepted: those signed by a key of the issuer with RS256, ES256 or EdDSA."""
 
-    # Validators of later fields look at the earlier ones, which are missing if they are wrong.
+    # Validators of later fields use earlier ones, which are missing if they are invalid.
 
     issuer: str = Field(min_length=1)
     """The required claim `iss`."""
@@ -116,7 +116,7 @@ def _check_url(url: str) -> None:
 
 
 def _context_of(ca: Path | None) -> ssl.SSLContext:
-    """Returns what trusts the authorities in a file, or the system's; raises ValueError if the file has none."""
+    """Returns a context that trusts the authorities in a file, or the system's; raises ValueError if there are none."""
     if ca is not None:
         read_named(ca, _BYTES_MAX)
     try:
@@ -126,7 +126,7 @@ def _context_of(ca: Path | None) -> ssl.SSLContext:
 
 
 def _read_token(path: Path) -> str:
-    """Returns the bearer token in a file; raises ValueError, without what the file holds, if it has none."""
+    """Returns the bearer token in a file; raises ValueError, which does not quote the content, if it has none."""
     token = read_named(path, _BYTES_MAX).decode("latin-1").strip()
     if not TOKEN.fullmatch(token):
         raise ValueError(f"is {shown_value(str(path))}, which has no bearer token")
@@ -134,11 +134,11 @@ def _read_token(path: Path) -> str:
 
 
 class VerifiedName(NamedTuple):
-    """The identity that a token proves, until it expires."""
+    """The identity in a verified token."""
 
     name: str
     expiry_time: float
-    """When the token is refused, with the leeway; seconds since the epoch."""
+    """When the token expires, leeway included, in seconds since the epoch."""
 
 
 class Jwts:
@@ -148,7 +148,7 @@ class Jwts:
     """Logged once changed keys are in use."""
 
     def __init__(self, settings: JwtSettings) -> None:
-        """Reads the file of keys, if there is one; raises ValueError if it is not valid any more."""
+        """Reads the file of keys, if one is configured; raises ValueError if it is no longer valid."""
         self._settings = settings
         self._keys: dict[str | None, PyJWK] = {}
         self._verified_names: dict[str, VerifiedName] = {}
@@ -161,7 +161,7 @@ class Jwts:
             self._source = _KeysUrl(settings)
 
     def refresh(self) -> bool:
-        """Rereads the keys if that is due; returns whether they have changed. Blocks on disk and network."""
+        """Reads the keys again if that is due; returns whether they have changed. Blocks on disk and network."""
         try:
             keys = self._source.read()
         except ValueError as error:
@@ -175,7 +175,7 @@ class Jwts:
         is_changed = {kid: key.key for kid, key in keys.items()} != {kid: key.key for kid, key in self._keys.items()}
         if self._problem:
             _log.info("the keys of JSON Web Tokens can be read now", keys=len(keys))
-        # In this order: `check` may run at the same time.
+        # In this order, since `check` may run at the same time on another thread.
         self._keys = keys
         self._verified_names = {}
         self._problem = ""
@@ -183,13 +183,13 @@ class Jwts:
 
     @property
     def is_fetch_due(self) -> bool:
-        """Whether `refresh` would ask the issuer for keys now, such as one that a token has named."""
+        """Whether `refresh` would fetch keys from the issuer now."""
         return isinstance(self._source, _KeysUrl) and self._source.is_due
 
     def check(self, token: str) -> VerifiedName:
         """Returns the identity in a token; raises UnauthenticatedError unless the issuer signed it for this server."""
-        # Signatures take long, and thousands of streams may show the same few tokens when all are checked again. What
-        # was checked with former keys goes into the former dictionary.
+        # Verified names are cached: signatures are slow to verify, and many streams may use a few tokens. A name
+        # verified with previous keys goes into the previous dictionary, which `refresh` has replaced.
         verified_names, token_hash = self._verified_names, hash_of(token)
         if (verified := verified_names.get(token_hash)) is None:
             verified = self._verified(token)
@@ -201,12 +201,12 @@ class Jwts:
         return verified
 
     def _verified(self, token: str) -> VerifiedName:
-        # Heavy, and not needed without such tokens.
+        # Slow to import, and not needed without such tokens.
         import jwt
 
         settings = self._settings
         try:
-            # Only the header, so that tokens forged with an unknown kid are refused at little cost.
+            # Only the header is decoded first, so that tokens with an unknown kid are refused cheaply.
             key = self._key_of(json.loads(base64.urlsafe_b64decode(token.partition(".")[0] + "==")).get("kid"))
             claims = jwt.decode(
                 token,
@@ -223,8 +223,8 @@ class Jwts:
             raise TokenExpiredError(_EXPIRED) from None
         except UnauthenticatedError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a token makes the library raise, it is not valid
-            # Claims are checked after the signature, so that only the issuer's clients learn what is wrong with them.
+        except Exception as error:  # noqa: BLE001 - a token that makes the library raise anything is not valid
+            # Claims are checked after the signature, so the reason is shown only to clients of the issuer.
             why = _REASONS.get(type(error).__name__, "is not valid")
             raise UnauthenticatedError(f"authorization: the token {why}") from None
 
@@ -264,7 +264,7 @@ class _KeysFile:
         self._watch: FileWatch | None = None
 
     def read(self) -> "dict[str | None, PyJWK] | None":
-        """Returns the keys; None if the file has not changed; raises ValueError if they are not valid."""
+        """Returns the keys, or None if the file has not changed; raises ValueError if they are invalid."""
         if self._watch is None:
             self._watch = FileWatch(self._path)
         elif not self._watch.has_changed():
@@ -276,7 +276,7 @@ class _KeysFile:
 
 
 class _KeysUrl:
-    """Keys at an address."""
+    """Keys at a URL."""
 
     def __init__(self, settings: JwtSettings) -> None:
         assert settings.jwks_url is not None, "checked with the configuration"
@@ -289,7 +289,7 @@ class _KeysUrl:
         return time.monotonic() >= self._due
 
     def read(self) -> "dict[str | None, PyJWK] | None":
-        """Returns the keys; None if it is not time yet; raises ValueError if they are not valid or not there."""
+        """Returns the keys, or None if they are not due yet; raises ValueError if there are no valid ones."""
         if not self.is_due:
             return None
         now = time.monotonic()
@@ -308,7 +308,7 @@ class _KeysUrl:
     def _fetch(self, deadline: float) -> bytes:
         request = urllib.request.Request(self._url)  # noqa: S310 - of HTTPS, or of HTTP on this machine
         if (token_file := self._settings.jwks_token_file) is not None:
-            # A text that is no token would be in the library's error.
+            # The token is validated first: the library's error would quote an invalid header.
             request.add_unredirected_header("Authorization", f"Bearer {_read_token(token_file)}")
         content = b""
         with self._opener().open(request, timeout=_RESPONSE_SECONDS_MAX) as response:
@@ -331,7 +331,7 @@ class _KeysUrl:
 
 
 class _AnyResponse(urllib.request.HTTPErrorProcessor):
-    """Follows no redirect: the address that is configured is the one that is trusted."""
+    """Returns every response as it is, and follows no redirects: only the configured address is trusted."""
 
     def http_response(self, _request: Any, response: Any) -> Any:
         return response
@@ -341,7 +341,7 @@ class _AnyResponse(urllib.request.HTTPErrorProcessor):
 
 
 def _parsed(where: str, content: bytes) -> "dict[str | None, PyJWK]":
-    """Returns the keys of a JSON Web Key Set that may check tokens, by their kid; raises ValueError without any."""
+    """Returns the keys of a JSON Web Key Set that can verify tokens, by kid; raises ValueError if there are none."""
     try:
         return _keys(content)
     except ValueError as error:
@@ -370,7 +370,7 @@ def _entries(content: bytes) -> list[dict[str, Any]]:
 
 
 def _key(entry: dict[str, Any]) -> "PyJWK | None":
-    """Returns a key; None if it is for something else; raises ValueError if it cannot be trusted."""
+    """Returns a key, or None if it is not for signatures; raises ValueError if it cannot be trusted."""
     from jwt import PyJWK, PyJWTError
 
     if "d" in entry:

@@ -1,4 +1,4 @@
-"""What roles allow: permissions on channels, by patterns of names."""
+"""Permissions on channels, which roles grant by patterns of names."""
 
 import enum
 import fnmatch
@@ -52,7 +52,7 @@ class Grant(NamedTuple):
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises ValueError if a pattern is not valid: `*` matches any text, dots too, and `?` one character."""
+    """Raises ValueError if a pattern is invalid. `*` matches any text, including dots, and `?` one character."""
     if not 0 < len(pattern) <= PATTERN_LENGTH_MAX or not pattern.isprintable():
         raise ValueError(f"a pattern must have 1 to {PATTERN_LENGTH_MAX} printable characters")
     if set("[]") & set(pattern):
@@ -66,7 +66,7 @@ def matches(pattern: str, name: str) -> bool:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # Without brackets in the pattern, that is all it knows.
+    # Patterns have no brackets, so fnmatch gives only * and ? a meaning.
     return re.compile(fnmatch.translate(pattern))
 
 
@@ -84,7 +84,7 @@ class Rights:
         """Whether a role allows this on a channel, which need not exist."""
         if (known := self._known.get((permission, channel))) is not None:
             return known
-        # Callers may ask for any number of names, of any length; no channel has such a long one.
+        # Callers can use names of any length, which must not fill the cache; no channel has such a long name.
         if len(channel) > PATTERN_LENGTH_MAX:
             return self.may_everywhere(permission)
         if len(self._known) >= _KNOWN_MAX:
@@ -108,7 +108,8 @@ class Entitlements(NamedTuple):
 class Policy:
     """The roles and quotas of identities, by patterns of their names.
 
-    The whole name counts, so that one of many can be shut out; else the longest pattern that matches.
+    An exact name takes precedence, so that a single identity can be excluded; otherwise the longest matching pattern
+    applies.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Policy:
         identities: Mapping[str, Iterable[str]],
         new_quota: Callable[[str], Quota] = lambda _: UNBOUNDED,
     ) -> None:
-        """`new_quota` makes the quota of one of the identities of a pattern."""
+        """`new_quota` makes the quota of an identity that matches a pattern."""
         self._rights = {
             pattern: Rights(grant for role in names for grant in roles[role]) for pattern, names in identities.items()
         }
@@ -137,7 +138,7 @@ class Policy:
         return entitlements
 
     def quotas(self) -> dict[str, Quota]:
-        """Returns the quotas that were used, by the identities that have them."""
+        """Returns the quotas of identities that have called, by identity."""
         known = self._known.items()
         return {identity: found.quota for identity, found in known if found.quota is not UNBOUNDED}
 
@@ -161,7 +162,7 @@ def _is_plain(pattern: str) -> bool:
 
 def _have_common_name(left: str, right: str) -> bool:
     """Whether a name matches both patterns."""
-    # The places in `right` that the part of `left` so far can have reached.
+    # The positions in `right` that a name matching the part of `left` so far can have reached.
     reached = _after_stars({0}, right)
     for mark in left:
         if mark == "*":

@@ -101,7 +101,7 @@ class IdentitySettings(BaseModel, frozen=True, extra="forbid"):
 
 
 def access_problems(tables: Mapping[str, Any]) -> list[Problem]:
-    """Returns a problem for each role that is unknown, and for whatever else does not fit together."""
+    """Returns a problem for each unknown role, and for each other inconsistency of the tables."""
     return list(_problems(tables))
 
 

@@ -1,4 +1,4 @@
-"""Bearer tokens, of which the server keeps only hashes: lines `NAME:sha256:HEX` of the tokens file."""
+"""Bearer tokens, of which the server stores only hashes, in lines `NAME:sha256:HEX` of the tokens file."""
 
 import hashlib
 import hmac
@@ -17,7 +17,7 @@ FILE_BYTES_MAX = 16 << 20
 NAME_LENGTH_MAX = 255
 
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{1,8192}")
-"""What a bearer token is made of, by RFC 6750."""
+"""The syntax of a bearer token, according to RFC 6750."""
 
 _TOKEN_BYTES = 32
 _KIND = "sha256"
@@ -28,7 +28,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 def check_identity(name: str) -> None:
-    """Raises ValueError if a name cannot be an identity's."""
+    """Raises ValueError if a name is not a valid name of an identity."""
     if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable() or any(map(str.isspace, name)):
         raise ValueError(f"a name must have 1 to {NAME_LENGTH_MAX} printable characters, and no spaces")
 
@@ -39,21 +39,21 @@ def hash_of(token: str) -> str:
 
 
 class TokensFile:
-    """The current tokens. If the changed file is invalid or missing, the previous tokens stay in use."""
+    """The current tokens. If the file becomes invalid or is removed, the previous tokens stay in use."""
 
     reload_message = "tokens reloaded"
     """Logged once changed tokens are in use."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the file; raises ValueError, with the file and what is wrong, if it is not valid."""
+        """Reads the file; raises ValueError, with the file and what is wrong, if it is invalid."""
         self.path = path
         self._watch = FileWatch(path)
-        # The time of a dictionary lookup depends on the hash; a keyed hash keeps callers from learning from it.
+        # The time of a dictionary lookup depends on the key; a keyed hash prevents callers from using that.
         self._key = secrets.token_bytes()
         self._names = self._indexed(read_tokens(path))
 
     def refresh(self) -> bool:
-        """Rereads the file if it has changed; returns whether its tokens are in use now. Blocks on the disk."""
+        """Reads the file again if it has changed; returns whether its tokens are now in use. Blocks on the disk."""
         if not self._watch.has_changed():
             return False
         try:
@@ -65,7 +65,7 @@ class TokensFile:
         return True
 
     def name_of(self, token_hash: str) -> str | None:
-        """Returns the name of the token with this hash, in a time that does not depend on how close a guess is."""
+        """Returns the name of the token with this hash, in a time that reveals nothing about similar hashes."""
         found = self._names.get(self._keyed(token_hash))
         return found[1] if found is not None and hmac.compare_digest(found[0], token_hash) else None
 
@@ -80,9 +80,9 @@ class TokensFile:
 
 
 def read_tokens(path: Path) -> dict[str, str]:
-    """Returns the names by the hashes of their tokens; raises ValueError, with the file and what is wrong.
+    """Returns names by the hashes of their tokens; raises ValueError, with the file and what is wrong.
 
-    A world-readable file is refused: the names are confidential, and hashes allow offline guessing.
+    A world-readable file is refused: names are confidential, and hashes allow offline guessing.
     """
     shown = json.dumps(str(path))
     content = read_named(path, FILE_BYTES_MAX, is_secret=True)
@@ -97,7 +97,7 @@ def _parsed(shown: str, text: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not (entry := line.strip()) or entry.startswith("#"):
             continue
-        # Names such as spiffe://example/web hold colons themselves.
+        # Names such as spiffe://example/web contain colons.
         name, kind, token_hash = (["", "", *entry.rsplit(":", 2)])[-3:]
         try:
             check_identity(name)
@@ -126,7 +126,7 @@ def make_token(path: Path, name: str) -> str:
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         before = b"\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else b""
-        # In one write: a server that reads the file in the meantime never sees a part of the line.
+        # In one write, so that a server never reads a part of the line.
         file.write(before + f"{name}:{_KIND}:{hash_of(token)}\n".encode())
         os.fsync(descriptor)
     return token

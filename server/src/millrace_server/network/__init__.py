@@ -17,7 +17,7 @@ _HOST_NAME_LENGTH_MAX = 253
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name, or an IP address without brackets, is that of this machine for itself only."""
+    """Whether a host name, or an IP address without brackets, is a loopback address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -51,7 +51,7 @@ class Address:
 
     @classmethod
     def of_setting(cls, text: str) -> "Address":
-        """Does the same for the value of a setting, which the sentence of a ValueError begins with."""
+        """Like `parse`, for the value of a setting; the message of a ValueError begins with the value."""
         try:
             return cls.parse(text)
         except ValueError as error:
@@ -64,7 +64,7 @@ class Address:
 
     @property
     def is_unspecified(self) -> bool:
-        """Whether it stands for all of the machine's addresses, so that no one can connect to it by this name."""
+        """Whether it stands for all of the machine's addresses, so that clients cannot connect to it."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
@@ -108,7 +108,7 @@ async def open_socket(address: Address, setting: str, kind: socket.SocketKind = 
     opened = socket.socket(family, kind, protocol)
     try:
         if kind is socket.SOCK_STREAM:
-            # Permits a port whose last connections are in TIME_WAIT. For UDP it would admit a second listener, which
+            # Permits a port whose last connections are in TIME_WAIT. For UDP it would permit a second listener, which
             # would receive the datagrams of the first.
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(where)

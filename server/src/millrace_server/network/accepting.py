@@ -23,14 +23,14 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEP
 
 
 def client_ip(host: str) -> str:
-    """Returns an address as people write it: without the IPv6 prefix of an IPv4 address."""
+    """Returns an address without the prefix of an IPv4 address that is mapped to IPv6."""
     return host.removeprefix(_MAPPED_IPV4_PREFIX)
 
 
 def detect_dead_peers(bound: socket.socket) -> None:
-    """Lets the system close connections whose peers have gone without a word; accepted ones inherit the options.
+    """Enables TCP keepalive, which detects dead peers, on a listening socket; accepted connections inherit it.
 
-    For senders that may rightly be silent for hours or days.
+    For senders that may be idle for hours or days.
     """
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
@@ -45,15 +45,15 @@ class ConnectionLimits(NamedTuple):
 
     @classmethod
     def of_grpc(cls, connections_max: int, address_max: int | None) -> Self:
-        """Returns the limits of gRPC: fewer than allowed if the process may not open as many files.
+        """Returns the limits of gRPC, which are lower than configured if the process may not open as many files.
 
-        By default one address may have half of them, so that it does not keep others out.
+        By default, one address may have half of the connections, so that it cannot lock out others.
         """
         return cls._within_files(connections_max, address_max, _GRPC_SHARE)
 
     @classmethod
     def of_http(cls, connections_max: int, address_max: int | None) -> Self:
-        """Returns the limits of HTTP, for which gRPC leaves some files, so that probes get responses."""
+        """Returns the limits of HTTP, for which gRPC leaves some open files, so that probes are answered."""
         return cls._within_files(connections_max, address_max, 1 - _GRPC_SHARE)
 
     @classmethod
@@ -70,91 +70,92 @@ def _files_for_connections() -> float:
     return max(files_max - _FILES_FOR_OTHERS, files_max // 2)
 
 
-class Place:
-    """The place of a connection among those of a listener."""
+class ConnectionSlot:
+    """One of the connections that a listener may have open."""
 
-    def __init__(self, places: "Places", address: str) -> None:
-        self._places = places
+    def __init__(self, slots: "ConnectionSlots", address: str) -> None:
+        self._slots = slots
         self.address = address
         self.abort: Callable[[], object] = lambda: None
-        """Closes the connection at once, for another that needs its place."""
+        """Closes the connection at once, for a new one that needs the slot."""
 
-    def wait(self) -> None:
+    def mark_idle(self) -> None:
         """Marks the connection as idle, so that a new one may replace it."""
-        self._places.queue(self)
+        self._slots.mark_idle(self)
 
-    def work(self) -> None:
+    def mark_busy(self) -> None:
         """Marks the connection as busy."""
-        self._places.unqueue(self)
+        self._slots.mark_busy(self)
 
-    def leave(self) -> None:
-        """Gives the place back; does nothing the second time."""
-        self._places.remove(self)
+    def release(self) -> None:
+        """Releases the slot; further calls do nothing."""
+        self._slots.release(self)
 
 
-class Places:
-    """The places of a listener's connections, in all and for each address.
+class ConnectionSlots:
+    """The slots of a listener's connections, limited in total and for each address.
 
-    A new connection takes the place of the one that has waited longest, of its own address if that has too many. If
-    all others are at work, there are `spare_count` more places, in which requests can be refused with a response.
+    If none is free, a new connection replaces the one that has been idle longest, or the longest idle one of its own
+    address if that has reached its limit. While all others are busy, there are `spare_count` more slots, in which
+    requests can be refused with a response.
     """
 
     def __init__(self, total_max: int, address_max: int | None = None, spare_count: int = 0) -> None:
         self._total_max = total_max
         self._address_max = total_max + spare_count if address_max is None else address_max
         self._spare_count = spare_count
-        self._taken: set[Place] = set()
+        self._taken: set[ConnectionSlot] = set()
         self._counts: Counter[str] = Counter()
-        # The longest first.
-        self._waiting: dict[Place, None] = {}
-        self._waiting_of: dict[str, dict[Place, None]] = {}
+        # The longest idle first.
+        self._idle: dict[ConnectionSlot, None] = {}
+        self._idle_by_address: dict[str, dict[ConnectionSlot, None]] = {}
 
-    def take(self, address: str) -> Place | None:
-        """Returns a place for an idle connection; None if there is none."""
+    def acquire(self, address: str) -> ConnectionSlot | None:
+        """Returns a slot for a new connection, which is idle; None if there is none."""
         if not self._make_space(address):
             return None
-        place = Place(self, address)
-        self._taken.add(place)
+        slot = ConnectionSlot(self, address)
+        self._taken.add(slot)
         self._counts[address] += 1
-        self.queue(place)
-        return place
+        self.mark_idle(slot)
+        return slot
 
     def _make_space(self, address: str) -> bool:
         if self._counts[address] >= self._address_max:
-            return self._end_oldest(self._waiting_of.get(address, {}))
-        busy_count = len(self._taken) - len(self._waiting)
+            return self._close_longest_idle(self._idle_by_address.get(address, {}))
+        busy_count = len(self._taken) - len(self._idle)
         limit = self._total_max + (self._spare_count if busy_count >= self._total_max else 0)
-        return len(self._taken) < limit or self._end_oldest(self._waiting)
+        return len(self._taken) < limit or self._close_longest_idle(self._idle)
 
-    def _end_oldest(self, waiting: dict[Place, None]) -> bool:
-        place = next(iter(waiting), None)
-        if place is None:
+    def _close_longest_idle(self, idle: dict[ConnectionSlot, None]) -> bool:
+        slot = next(iter(idle), None)
+        if slot is None:
             return False
-        self.remove(place)
-        place.abort()
+        self.release(slot)
+        slot.abort()
         return True
 
-    def queue(self, place: Place) -> None:
-        self.unqueue(place)
-        if place in self._taken:
-            self._waiting[place] = None
-            self._waiting_of.setdefault(place.address, {})[place] = None
+    def mark_idle(self, slot: ConnectionSlot) -> None:
+        self.mark_busy(slot)
+        if slot in self._taken:
+            self._idle[slot] = None
+            self._idle_by_address.setdefault(slot.address, {})[slot] = None
 
-    def unqueue(self, place: Place) -> None:
-        if place in self._waiting:
-            del self._waiting[place]
-            of_address = self._waiting_of[place.address]
-            del of_address[place]
+    def mark_busy(self, slot: ConnectionSlot) -> None:
+        if slot in self._idle:
+            del self._idle[slot]
+            of_address = self._idle_by_address[slot.address]
+            del of_address[slot]
             if not of_address:
-                del self._waiting_of[place.address]
+                del self._idle_by_address[slot.address]
 
-    def remove(self, place: Place) -> None:
-        self.unqueue(place)
-        if place in self._taken:
-            self._taken.remove(place)
-            self._counts[place.address] -= 1
-            if not self._counts[place.address]:
-                del self._counts[place.address]
+    def release(self, slot: ConnectionSlot) -> None:
+        self.mark_busy(slot)
+        if slot in self._taken:
+            self._taken.remove(slot)
+            self._counts[slot.address] -= 1
+            if not self._counts[slot.address]:
+                del self._counts[slot.address]
 
 
 def end_stream(connected: socket.socket) -> None:
@@ -164,32 +165,32 @@ def end_stream(connected: socket.socket) -> None:
 
 
 class Acceptor:
-    """Accepts connections on a bound socket, which it owns. A connection has its place also during its handshake."""
+    """Accepts connections on a bound socket, which it owns. A connection has its slot during its handshake too."""
 
     def __init__(  # noqa: PLR0913 - most listeners leave the last four out
         self,
         bound: socket.socket,
-        places: Places,
-        make_protocol: Callable[[Place], asyncio.Protocol],
+        slots: ConnectionSlots,
+        make_protocol: Callable[[ConnectionSlot], asyncio.Protocol],
         tls: ssl.SSLContext | None = None,
         on_refused: Callable[[], None] = lambda: None,
         *,
         admits: Callable[[str], Awaitable[bool]] | None = None,
         on_failed: Callable[[str, OSError], None] = lambda _address, _error: None,
     ) -> None:
-        """`make_protocol` makes what serves the connection of a place, and gives the place back at its end.
+        """`make_protocol` makes the protocol of a slot's connection, which must release the slot when it ends.
 
-        `admits` decides by its address, before anything else, whether a client may connect. `on_failed` gets the
-        address of one that may not, or with which TLS was not agreed on, and why.
+        `admits` decides by a client's address, before anything else, whether it may connect. `on_failed` gets the
+        address of a client that may not connect, or whose TLS handshake failed, and the error.
         """
         self._bound = bound
-        self._places = places
+        self._slots = slots
         self._make_protocol = make_protocol
         self._tls = tls
         self._on_refused = on_refused
         self._admits = admits
         self._on_failed = on_failed
-        self._connecting: dict[asyncio.Task[None], Place] = {}
+        self._connecting: dict[asyncio.Task[None], ConnectionSlot] = {}
         bound.setblocking(False)
         bound.listen(_BACKLOG)
         self._accepting = asyncio.create_task(self._accept())
@@ -200,53 +201,53 @@ class Acceptor:
             try:
                 accepted, peer = await loop.sock_accept(self._bound)
             except OSError:
-                # Its client has left already, or there are no files left at the moment.
+                # The client has disconnected already, or the process has too many open files at the moment.
                 await asyncio.sleep(_NO_FILES_SECONDS)
                 continue
-            place = self._places.take(str(peer[0]))
-            if place is None:
+            slot = self._slots.acquire(str(peer[0]))
+            if slot is None:
                 self._on_refused()
                 accepted.close()
                 continue
-            connecting = asyncio.create_task(self._connect(accepted, place))
-            # Without a handshake, a cancellation would come between a protocol and its connection: the protocol would
-            # never learn of the end.
-            place.abort = partial(end_stream, accepted) if self._tls is None else connecting.cancel
-            self._connecting[connecting] = place
-            connecting.add_done_callback(partial(self._end_connecting, accepted, place))
+            connecting = asyncio.create_task(self._connect(accepted, slot))
+            # Without TLS, a cancellation could come after the protocol was created and before it gets its connection;
+            # the protocol would never be notified of the end.
+            slot.abort = partial(end_stream, accepted) if self._tls is None else connecting.cancel
+            self._connecting[connecting] = slot
+            connecting.add_done_callback(partial(self._end_connecting, accepted, slot))
 
-    async def _connect(self, accepted: socket.socket, place: Place) -> None:
-        if self._admits is not None and not await self._admits(place.address):
+    async def _connect(self, accepted: socket.socket, slot: ConnectionSlot) -> None:
+        if self._admits is not None and not await self._admits(slot.address):
             raise ConnectionRefusedError("its address may not connect")
         in_tls: dict[str, Any] = {"ssl": self._tls, "ssl_handshake_timeout": HANDSHAKE_SECONDS} if self._tls else {}
-        make = partial(self._make_protocol, place)
+        make = partial(self._make_protocol, slot)
         await asyncio.get_running_loop().connect_accepted_socket(make, accepted, **in_tls)
         if self._bound.fileno() < 0:
-            # Not cancelled by `close`: without a handshake, that would come between a protocol and its connection.
-            place.abort()
+            # `close` did not cancel this connection, for the same reason.
+            slot.abort()
 
-    def _end_connecting(self, accepted: socket.socket, place: Place, ended: "asyncio.Task[None]") -> None:
+    def _end_connecting(self, accepted: socket.socket, slot: ConnectionSlot, ended: "asyncio.Task[None]") -> None:
         del self._connecting[ended]
         error = None if ended.cancelled() else ended.exception()
         if ended.cancelled() or error is not None:
-            # A protocol does not learn that its handshake has failed.
-            place.leave()
+            # The protocol is not notified of a failed handshake.
+            slot.release()
             accepted.close()
         if isinstance(error, ssl.SSLError | ConnectionRefusedError):
-            self._on_failed(place.address, error)
+            self._on_failed(slot.address, error)
         elif error is not None and not isinstance(error, OSError):
             raise error
 
     def close(self) -> None:
-        """Closes the port, and the connections whose handshake is not over."""
+        """Closes the port, and the connections whose TLS handshake is in progress."""
         self._accepting.cancel()
         self._bound.close()
         if self._tls is not None:
-            for connecting, place in self._connecting.items():
-                # Unless it has ended: then the protocol may have a request already.
-                if place.abort == connecting.cancel:
+            for connecting, slot in self._connecting.items():
+                # If the handshake has ended, the protocol may already have a request.
+                if slot.abort == connecting.cancel:
                     connecting.cancel()
 
     async def wait_closed(self) -> None:
-        """Returns once no connection begins any more."""
+        """Returns once no new connection can begin."""
         await asyncio.wait([self._accepting, *self._connecting])

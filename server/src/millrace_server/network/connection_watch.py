@@ -1,7 +1,7 @@
-"""Closing connections to a port of this process that exceed limits, where something else accepts them.
+"""Closes connections to the gRPC port that exceed limits which gRPC itself does not enforce.
 
-gRPC limits its connections only in total, and buffers what unauthenticated clients send: whole requests, and headers
-without a limit.
+gRPC limits its connections only in total, and it buffers whole requests, and headers of any size, from unauthenticated
+clients.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ class UnauthenticatedLimits(NamedTuple):
     """How much unauthenticated connections may send."""
 
     connection_bytes_max: int
-    """One connection; as much as its first calls may have."""
+    """Maximum of one connection: the size of its first calls."""
     total_bytes_max: int
 
 
 class ConnectionWatch:
-    """Closes connections to a port that exceed the limit of their address or the limits of unauthenticated ones."""
+    """Closes connections to a port that exceed the limit of their address, or the limits without authentication."""
 
     def __init__(self, address_max: int, unauthenticated: UnauthenticatedLimits | None) -> None:
         """`unauthenticated` applies to connections without a call of `admit`; None if they need no authentication."""
@@ -50,7 +50,7 @@ class ConnectionWatch:
         self._limits = unauthenticated
         self._authenticated: set[str] = set()
         self._counted: set[int] = set()
-        """The connections that were within the limits last time, by the inodes of their sockets."""
+        """The inodes of the sockets whose connections were within the limits at the last sweep."""
 
     def admit(self, peer: str) -> None:
         """Notes that a peer, as gRPC writes it, is authenticated."""
@@ -70,7 +70,7 @@ class ConnectionWatch:
 
     def sweep(self, port: int) -> None:
         """Closes the newest connections above the limit of an address, and unauthenticated ones that sent too much."""
-        # Usually the process has fewer open files than one address may have connections.
+        # Usually the process has fewer open files than an address may have connections.
         if self._limits is None and sum(1 for _ in _FILES.iterdir()) <= self._address_max:
             return
         authenticated = frozenset(self._authenticated)
@@ -84,7 +84,7 @@ class ConnectionWatch:
     def _close_excess(self, found: list[tuple[int, socket.socket]]) -> list[tuple[str, socket.socket]]:
         """Closes connections above the limit of their address; returns the others, with their peers."""
         kept, kept_inodes, counts = list[tuple[str, socket.socket]](), set[int](), Counter[str]()
-        # Those that were within the limit before stay.
+        # Connections that were within the limit before are kept.
         for inode, one in sorted(found, key=lambda each: each[0] not in self._counted):
             peer = _peer(one)
             address = peer.rpartition(":")[0]
@@ -99,7 +99,7 @@ class ConnectionWatch:
 
 
 def _close_largest(connections: list[socket.socket], limits: UnauthenticatedLimits) -> None:
-    """Closes connections that have sent too much, largest first, until their total is within the limit too."""
+    """Closes connections that have sent too much, largest first, until the total is within its limit too."""
     sent = sorted(((_bytes_received(one), one) for one in connections), key=lambda each: -each[0])
     total = sum(byte_count for byte_count, _ in sent)
     for byte_count, one in sent:
@@ -131,7 +131,7 @@ def _bytes_received(connection: socket.socket) -> int:
 
 
 def _open_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Yields the TCP sockets of this process with their inodes, duplicated, as they may be closed in the meantime."""
+    """Yields duplicates of this process's TCP sockets, which may be closed in the meantime, with their inodes."""
     for file in tuple(_FILES.iterdir()):
         with suppress(OSError):
             duplicate = os.dup(int(file.name))

@@ -30,7 +30,7 @@ _CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 class Authority:
-    """Signs certificates as long as it lives. Its key is not written anywhere."""
+    """A certificate authority in memory; its key is never written to a file."""
 
     def __init__(self, name: str = "Millrace dev-certificates") -> None:
         self.subject = _subject(name)
@@ -55,8 +55,8 @@ class Authority:
     ) -> tuple[Path, Path]:
         """Writes a certificate and its key as `NAME.pem` and `NAME.key`; returns both paths.
 
-        It is valid from `age_days` ago until in so many days; a negative number makes one that has expired. Raises
-        ValueError if a host is neither a name nor an address.
+        The certificate is valid from `age_days` ago until `days` from now; with a negative number it has expired.
+        Raises ValueError if a host is neither a name nor an address.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         extensions: list[tuple[x509.ExtensionType, bool]] = [
@@ -99,14 +99,14 @@ class Authority:
 
 
 def key_in_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Returns a key without a password."""
+    """Returns a key in PEM, not encrypted."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 class DevCertificates(NamedTuple):
-    """The files of a server and its clients, who trust the same authority."""
+    """The files of a server and a client that trust the same authority."""
 
     ca: Path
     certificate: Path
@@ -116,10 +116,10 @@ class DevCertificates(NamedTuple):
 
 
 def make_dev_certificates(folder: Path, names: Iterable[str]) -> DevCertificates:
-    """Makes an authority, and a certificate for a server of these names on this machine and for the client `client`.
+    """Makes an authority, a certificate of a server on this machine with additional names, and one of a client.
 
-    Raises FileExistsError, and writes nothing, if one of the files is there already; other OSErrors if they cannot be
-    written; ValueError if a name is neither a name nor an address.
+    Raises FileExistsError, and writes nothing, if one of the files exists; another OSError if they cannot be written;
+    and ValueError if a name is neither a host name nor an address.
     """
     names_of_files = ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
     files = DevCertificates(*(folder / name for name in names_of_files))
@@ -131,7 +131,7 @@ def make_dev_certificates(folder: Path, names: Iterable[str]) -> DevCertificates
     folder.mkdir(parents=True, exist_ok=True)
     authority = Authority()
     write_atomically(files.ca, authority.certificate, mode=_CERTIFICATE_MODE)
-    # Nodes of an engine are each other's clients with the same certificate.
+    # Also for clients: the nodes of an engine connect to each other with the same certificate.
     authority.issue(folder, files.certificate.stem, hosts=hosts, usages=[_SERVER, _CLIENT])
     authority.issue(folder, files.client_certificate.stem, hosts=(), usages=[_CLIENT])
     return files

@@ -1,4 +1,4 @@
-"""Which HTTP requests are admitted: those of browsers only from the server's own pages."""
+"""Checks of HTTP requests: browsers may send them only from the server's own pages."""
 
 import ipaddress
 import math
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from millrace_server.network import Address
 
 HEAD_BYTES_MAX = 16 * 1024
-"""The most that a request may have before its body."""
+"""Maximum size of a request before its body."""
 
 _LOCALHOST = "localhost"
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
@@ -42,7 +42,7 @@ class Refusal(NamedTuple):
     """The stable name of the refusal, such as that of an error over gRPC."""
     message: str
     retry_delay_seconds: float | None = None
-    """After how long a repeat may succeed; None if it cannot."""
+    """The delay after which a retry may succeed; None if it cannot."""
 
     def response(self, headers: Mapping[str, str] = {}) -> JSONResponse:
         """Returns the response, which has the same form for all HTTP listeners."""
@@ -52,20 +52,20 @@ class Refusal(NamedTuple):
 
 
 class RequestCheck:
-    """Checks the heads of requests to a listener.
+    """Checks the request heads of a listener against cross-site requests and DNS rebinding.
 
-    A page of another site that a browser shows must neither send requests nor, under a name that its owner has directed
-    to this server, read responses.
+    A page of another site in a browser must not send requests. It must not read responses either, under a name that
+    its owner has pointed to this server.
     """
 
     def __init__(self, listen: str, host_names: Iterable[str], setting: str) -> None:
-        """`host_names` are further names of the server, from the setting of that name."""
+        """`host_names` are additional names of the server, from the setting `setting`."""
         self._listen = Address.parse(listen).host.lower()
         self._names = {_LOCALHOST, self._listen, f"[{self._listen}]", *host_names}
         self._setting = setting
 
     def refusal(self, scope: Any, *, is_open: bool = False) -> Refusal | None:
-        """Returns why a request is refused; None if it is not. Open pages are shown under every name."""
+        """Returns why a request is refused; None if it is not. With `is_open`, any Host is accepted."""
         headers = scope["headers"]
         head_bytes = sum(len(key) + len(value) for key, value in headers)
         if head_bytes + len(scope["raw_path"]) + len(scope["query_string"]) > HEAD_BYTES_MAX:
@@ -80,7 +80,7 @@ class RequestCheck:
                 f"{self._setting}",
             )
         origin = sent.get(b"origin", b"").decode("latin-1").lower()
-        # A link to a page is followed, but shows nothing to the page where it stands.
+        # Links from other sites may be followed; the linking page cannot read the response.
         is_link = sent.get(b"sec-fetch-mode") == b"navigate" and scope["method"] == "GET"
         is_foreign = origin.partition("://")[2] != host if origin else sent.get(b"sec-fetch-site") == b"cross-site"
         if is_foreign and not is_link:
@@ -88,7 +88,7 @@ class RequestCheck:
         return None
 
     def refusal_of_browser(self, scope: Any) -> Refusal | None:
-        """Returns the same, but lets other programs call the server as they like."""
+        """Returns the same for browsers; other programs may use any Host."""
         is_browser = any(key in {b"origin", b"sec-fetch-site"} for key, _ in scope["headers"])
         return self.refusal(scope, is_open=not is_browser)
 
@@ -103,6 +103,6 @@ class RequestCheck:
             return False
         if address.is_loopback or str(address) == (scope.get("server") or [""])[0]:
             return True
-        # What other machines reach it by, such as a published port's address. No page can be under such a name unless
-        # it comes from there.
+        # Any address by which other machines may reach it, such as that of a published port. A page can have such an
+        # address as its origin only if it was loaded from there.
         return self._listen in {"0.0.0.0", "::"}  # noqa: S104 - compared, not listened on

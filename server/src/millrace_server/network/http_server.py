@@ -1,4 +1,4 @@
-"""An HTTP server within an existing event loop, without uvicorn's own signal handlers and log."""
+"""An HTTP server in an existing event loop, without uvicorn's signal handlers and log."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from millrace_server.network.accepting import Acceptor, Place, Places
+from millrace_server.network.accepting import Acceptor, ConnectionSlot, ConnectionSlots
 from millrace_server.network.http_requests import HEAD_BYTES_MAX
 
 _CERTIFICATE = "certificate"
@@ -28,14 +28,14 @@ _OWN_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""A response may have others of these, such as a page with scripts."""
+"""Defaults, which a response may override, such as a page with scripts."""
 
 SECURITY_HEADERS = _FIXED_HEADERS | _OWN_HEADERS
-"""Headers of all responses, for browsers."""
+"""The security headers of responses."""
 
 _DATE_SECONDS = 1.0
 
-# Errors of bad requests go to their clients; as warnings they would let clients fill the log.
+# Bad requests are answered with errors; warnings would let clients fill the log.
 _log = logging.getLogger("uvicorn.error.embedded")
 _log.setLevel(logging.ERROR)
 
@@ -44,13 +44,14 @@ class HttpLimits(NamedTuple):
     """Limits on the clients of an HTTP server."""
 
     connections_max: int
-    """Each further connection closes the one that has waited longest for a request. While so many requests are in
-    progress, further ones get 503, and this happens from twice this number of connections on."""
+    """An additional connection closes the one that has been idle longest. While this many requests are in progress,
+    additional ones get 503, on up to as many additional connections."""
     address_max: int | None = None
-    """The same for each address, whose further connections close its own, or are closed if none of these waits."""
+    """The same for each address: an additional connection closes an idle one of its address, or is closed if none is
+    idle."""
     idle_seconds_max: float = 15.0
-    """A connection is closed if a complete request head takes longer than this to arrive, or if it does not read its
-    response for this long."""
+    """A connection is closed if a complete request head takes longer than this to arrive, or if its client does not
+    read a response for this long."""
     closing_seconds_max: int = 1
     """Grace period of requests in progress when the server stops."""
 
@@ -96,18 +97,18 @@ class _UvicornConfig(uvicorn.Config):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            # uvicorn counts the connection itself.
+            # uvicorn's limit includes the connection of the request.
             limit_concurrency=limits.connections_max + 1,
             headers=list(_FIXED_HEADERS.items()),
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-            # The protocol below closes idle connections; this timeout, in whole seconds, is never earlier.
+            # The protocol below closes idle connections; this timeout, in whole seconds, never expires earlier.
             timeout_keep_alive=math.ceil(limits.idle_seconds_max),
             timeout_graceful_shutdown=limits.closing_seconds_max,
         )
 
 
 class _WithOwnHeaders:
-    """Adds the headers that a response lacks."""
+    """Adds the default headers that a response lacks."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -141,20 +142,20 @@ class _UvicornServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         limits = self.config.limits
-        places = Places(limits.connections_max, limits.address_max, spare_count=limits.connections_max)
-        # Not uvicorn's own way to listen, which knows nothing of connections before the end of their handshake.
+        slots = ConnectionSlots(limits.connections_max, limits.address_max, spare_count=limits.connections_max)
+        # uvicorn's own listener does not count connections during their TLS handshake.
         self.servers = [
-            Acceptor(bound, places, self._make_protocol, self.config.tls)  # type: ignore[misc] # it has what is used
+            Acceptor(bound, slots, self._make_protocol, self.config.tls)  # type: ignore[misc] # it has the methods that uvicorn calls
             for bound in sockets or ()
         ]
         self.started = True
         self.has_started.set()
 
-    def _make_protocol(self, place: Place) -> "_UvicornProtocol":
-        return _UvicornProtocol(place, config=self.config, server_state=self.server_state, app_state={})
+    def _make_protocol(self, slot: ConnectionSlot) -> "_UvicornProtocol":
+        return _UvicornProtocol(slot, config=self.config, server_state=self.server_state, app_state={})
 
     async def main_loop(self) -> None:
-        # uvicorn's own loop polls ten times a second. A tick with counter 0 updates the Date header.
+        # uvicorn's own loop wakes up ten times a second. A tick with counter 0 updates the Date header.
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_SECONDS):
@@ -168,22 +169,22 @@ def certificate_of(scope: Scope) -> bytes | None:
 
 
 class _UvicornProtocol(H11Protocol):
-    """A connection that is closed if no request arrives in time, or if others need its place in the meantime."""
+    """A connection that is closed if no request arrives in time, or if a new connection needs its slot."""
 
     config: _UvicornConfig
     _idle: asyncio.TimerHandle
     _unread: asyncio.TimerHandle | None = None
 
-    def __init__(self, place: Place, **parts: Any) -> None:
+    def __init__(self, slot: ConnectionSlot, **parts: Any) -> None:
         super().__init__(**parts)
-        self._place = place
+        self._slot = slot
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
         super().connection_made(transport)
         self.logger = _log
         tls = transport.get_extra_info("ssl_object")
         self.app_state = {_CERTIFICATE: None if tls is None else tls.getpeercert(binary_form=True)}
-        self._place.abort = self._abort
+        self._slot.abort = self._abort
         self._await_request()
 
     def handle_events(self) -> None:
@@ -197,7 +198,7 @@ class _UvicornProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_wait()
-        self._place.leave()
+        self._slot.release()
         self._end_unread()
         super().connection_lost(exc)
 
@@ -222,11 +223,11 @@ class _UvicornProtocol(H11Protocol):
         self.transport.abort()
 
     def _await_request(self) -> None:
-        self._place.wait()
+        self._slot.mark_idle()
         self._idle = self.loop.call_later(self.config.limits.idle_seconds_max, self._end_idle)
 
     def _end_idle(self) -> None:
-        # A client that does not read would hold a connection that is closed in order.
+        # A graceful close would wait for a client that does not read.
         if self.transport.get_write_buffer_size():
             self._abort()
         else:
@@ -234,7 +235,7 @@ class _UvicornProtocol(H11Protocol):
 
     def _end_wait(self) -> None:
         self._idle.cancel()
-        self._place.work()
+        self._slot.mark_busy()
 
     def _end_unread(self) -> None:
         if self._unread is not None:

@@ -19,7 +19,7 @@ _FILE_BYTES_MAX = 1 << 20
 
 def read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
     """Returns a file and its certificates; raises ValueError if it holds none, or one that is not valid now."""
-    # Heavy, and not needed without TLS.
+    # Slow to import, and not needed without TLS.
     from cryptography import x509
 
     shown = json.dumps(str(path))
@@ -46,7 +46,7 @@ def read_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
 
 
 def read_server_certificates(path: Path) -> "tuple[bytes, list[Certificate]]":
-    """Does the same as `read_certificates`; also raises ValueError if the first one is not for servers."""
+    """Like `read_certificates`; also raises ValueError if the first certificate is not for servers."""
     content, certificates = read_certificates(path)
     if not _is_for_servers(certificates[0]):
         raise ValueError(
@@ -68,7 +68,7 @@ def _is_for_servers(certificate: "Certificate") -> bool:
 
 
 def read_private_key(path: Path, certificate: "Certificate | None") -> bytes:
-    """Returns a key; raises ValueError if others may read it, if it is none, or if it is not the certificate's."""
+    """Returns a private key; raises ValueError if it is world-readable, invalid, or not that of the certificate."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 

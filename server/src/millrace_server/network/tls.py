@@ -1,6 +1,6 @@
-"""TLS of the addresses that the server listens on: its settings, and files that are read again when they change.
+"""TLS of listening sockets: its settings, and its files, which are read again when they change.
 
-Certificates are in PEM. TLS is of version 1.2 or 1.3.
+Certificates are in PEM. The versions are TLS 1.2 and 1.3.
 """
 
 import ssl
@@ -29,10 +29,10 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     """The server's certificate, and the client certificates that it accepts. The files are reread when they change."""
 
     verify_mode: ClassVar[ssl.VerifyMode] = ssl.CERT_OPTIONAL
-    """How certificates are asked for over HTTP: a probe of `/healthz` has none, and the application refuses everything
-    else without one."""
+    """Optional, since probes of `/healthz` have no certificate; the application refuses all other requests without
+    one."""
 
-    # Validators of later fields compare them with the earlier ones, which are missing if they are wrong.
+    # Validators of later fields compare them with earlier ones, which are missing if they are invalid.
 
     certificate: NamedPath
     """File of the server's certificate, followed by the intermediate ones, in PEM."""
@@ -72,7 +72,7 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
         if mode == "required" and "client_ca" in info.data and info.data["client_ca"] is None:
             raise ValueError(f"is {shown_value(mode)}; it needs client_ca, the authority of clients' certificates")
         if mode == "off" and info.data.get("client_ca") is not None:
-            # Setting an authority could be mistaken for requiring certificates.
+            # An authority alone could be mistaken for a requirement of certificates.
             raise ValueError(
                 f'is {shown_value(mode)}, so client_ca has no effect; set it to "required", or remove client_ca'
             )
@@ -89,7 +89,7 @@ class SourceTlsSettings(TlsSettings, frozen=True, extra="forbid"):
 
 
 class TlsMaterial(NamedTuple):
-    """What the files held when they were last read."""
+    """The contents of the files when they were last read."""
 
     chain: bytes
     key: bytes
@@ -103,15 +103,15 @@ _followed = set["TlsFiles"]()
 
 
 def expiry_times() -> dict[Path, datetime]:
-    """Returns when the first certificate in each file expires, for all files that listeners of this process follow."""
+    """Returns when the first certificate in each file expires, for the files of all listeners in this process."""
     return {path: when for files in _followed for path, when in files.material.expiry_times.items()}
 
 
 class TlsFiles:
-    """The files of a listener, as they are now. Files that do not fit together leave the former ones in force."""
+    """The current TLS files of a listener. If changed files are invalid, the previous ones stay in use."""
 
     def __init__(self, settings: TlsSettings, setting: str = "server.tls") -> None:
-        """Reads the files of a setting; raises ValueError if one of them is not valid any more."""
+        """Reads the files of a setting; raises ValueError if one of them is no longer valid."""
         self.settings = settings
         self._setting = setting
         self._watch = FileWatch(settings.certificate, settings.private_key, settings.client_ca)
@@ -167,15 +167,15 @@ class TlsFiles:
                 )
 
     def grpc_credentials(self) -> "grpc.ServerCredentials":
-        """Returns credentials that take the files of the moment for each new connection."""
-        # Embedded agents have settings of TLS, too, and no gRPC server.
+        """Returns credentials that use the current files for each new connection."""
+        # Imported here, since embedded agents use TLS without a gRPC server.
         import grpc
 
         used = self._grpc_configuration()
         last = [self.material]
 
         def fetch() -> Any:
-            # gRPC calls this for each handshake, in its own thread; None keeps the former files.
+            # gRPC calls this for each handshake, on its own thread; None keeps the previous files.
             if self.material is last[0]:
                 return None
             last[0] = self.material
@@ -186,7 +186,7 @@ class TlsFiles:
         )
 
     def http_context(self) -> ssl.SSLContext:
-        """Returns a context that takes the files of the moment for each new connection."""
+        """Returns a context that uses the current files for each new connection."""
         return _CurrentContext(self)
 
     def _grpc_configuration(self) -> "grpc.ServerCertificateConfiguration":
@@ -197,10 +197,10 @@ class TlsFiles:
 
 
 class _CurrentContext(ssl.SSLContext):
-    """Gives each connection the context of the moment.
+    """Creates each connection from the current context.
 
-    A session of TLS belongs to its context. It must not be resumed under a later one: that would admit clients without
-    a look at certificates of theirs that are not valid any more.
+    A TLS session belongs to its context. It must not be resumed under a later one, which would admit clients without
+    checking certificates that are no longer valid.
     """
 
     def __new__(cls, _files: TlsFiles) -> Self:
@@ -214,8 +214,8 @@ class _CurrentContext(ssl.SSLContext):
 
 
 def _read_material(settings: TlsSettings) -> TlsMaterial:
-    """Reads all files; raises ValueError, with the file and what to do, if they are not valid together."""
-    # Each file is read once, so that what was checked is what is used.
+    """Reads all files; raises ValueError, with the file and what to do, if they are invalid or do not match."""
+    # Each file is read once, so that the bytes that were checked are used.
     chain, certificates = read_server_certificates(settings.certificate)
     by_file = {settings.certificate: certificates}
     client_ca = None
@@ -241,6 +241,6 @@ def _http_context(settings: TlsSettings) -> ssl.SSLContext:
             context.load_verify_locations(settings.client_ca)
             context.verify_mode = settings.verify_mode
     except (OSError, ValueError) as error:
-        # One of them was replaced since it was checked.
+        # One of them has been replaced since it was checked.
         raise ValueError(f"{settings.certificate} and {settings.private_key} do not match: {error}") from None
     return context

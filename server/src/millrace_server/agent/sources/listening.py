@@ -17,7 +17,7 @@ from millrace_server.agent.sources.source import SourceConfig
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.errors import StartError
 from millrace_server.network import Address, open_socket
-from millrace_server.network.accepting import Acceptor, Place, Places, detect_dead_peers
+from millrace_server.network.accepting import Acceptor, ConnectionSlot, ConnectionSlots, detect_dead_peers
 from millrace_server.network.tls import SourceTlsSettings, TlsFiles
 
 _TOO_MANY = "there were more than connections_max or connections_per_address_max allow"
@@ -134,16 +134,16 @@ class ListenAddress:
     @asynccontextmanager
     async def accepting(
         self,
-        places: Places,
-        make_protocol: Callable[[Place], asyncio.Protocol],
+        slots: ConnectionSlots,
+        make_protocol: Callable[[ConnectionSlot], asyncio.Protocol],
         on_closed: Callable[[str, object], None],
         admits: Callable[[str], Awaitable[bool]] | None = None,
     ) -> AsyncIterator[None]:
         """Accepts connections, over TLS if it is configured, until the block ends; those that are served continue.
 
         Args:
-            places: The places of the connections.
-            make_protocol: Creates the protocol that serves the connection of a place, and leaves the place at its end.
+            slots: The slots of the connections.
+            make_protocol: Creates the protocol that serves the connection of a slot, and releases the slot at its end.
             on_closed: Called with the client and the reason if a connection is closed before it is served.
             admits: Whether a client may connect, by its address.
         """
@@ -151,7 +151,7 @@ class ListenAddress:
             with await self.open() as bound:
                 detect_dead_peers(bound)
                 too_many = partial(on_closed, "", _TOO_MANY)
-                acceptor = Acceptor(bound, places, make_protocol, tls, too_many, admits=admits, on_failed=on_closed)
+                acceptor = Acceptor(bound, slots, make_protocol, tls, too_many, admits=admits, on_failed=on_closed)
                 _log.info("listening", source=self._source, address=f"{'tls' if tls else 'tcp'}://{self.address}")
                 try:
                     yield
@@ -160,15 +160,15 @@ class ListenAddress:
 
 
 def stream_protocol(
-    place: Place, read_bytes: int, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+    slot: ConnectionSlot, read_bytes: int, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 ) -> asyncio.Protocol:
-    """Returns a protocol that calls `serve` once the connection of a place is made.
+    """Returns a protocol that calls `serve` once the connection of a slot is made.
 
     Up to twice `read_bytes` are buffered that were not read yet.
     """
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        place.abort = writer.transport.abort
+        slot.abort = writer.transport.abort
         serve(reader, writer)
 
     return asyncio.StreamReaderProtocol(asyncio.StreamReader(read_bytes), begin)

@@ -9,7 +9,7 @@ from millrace_server.agent.avro_rpc.framing import Frame, FrameReader, FramingEr
 from millrace_server.agent.avro_rpc.protocol import PeerProtocol
 from millrace_server.agent.sources.avro.calls import CallHandler
 from millrace_server.agent.sources.avro.config import AvroSourceConfig
-from millrace_server.network.accepting import Place
+from millrace_server.network.accepting import ConnectionSlot
 
 READ_BYTES = 64 * 1024
 """Each connection may hold twice as much that was not read yet."""
@@ -28,12 +28,12 @@ class AvroConnection:
     def __init__(
         self,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        place: Place,
+        slot: ConnectionSlot,
         config: AvroSourceConfig,
         handler: CallHandler,
     ) -> None:
         self._reader, self._writer = streams
-        self._place = place
+        self._slot = slot
         self._config = config
         self._handler = handler
         self._frames = FrameReader(config.request_bytes_max)
@@ -88,10 +88,10 @@ class AvroConnection:
             for task in self._responding:
                 task.cancel()
             self._writer.transport.abort()
-            self._place.leave()
+            self._slot.release()
 
     def _log_closed(self, reason: object) -> None:
-        self._handler.log_closed(self._place.address, reason)
+        self._handler.log_closed(self._slot.address, reason)
 
     def _give_up(self) -> None:
         self._log_closed("its incomplete request took memory that others needed")
@@ -107,7 +107,7 @@ class AvroConnection:
             self._arriving_seconds = 0.0
             self._note_idle()
             data = await self._reader.read(READ_BYTES)
-            self._place.work()
+            self._slot.mark_busy()
             return data
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -118,7 +118,7 @@ class AvroConnection:
 
     def _note_idle(self) -> None:
         if not self._responding and not self._frames.is_inside:
-            self._place.wait()
+            self._slot.mark_idle()
 
     def _inflated(self, data: bytes) -> Iterator[bytes]:
         return iter((data,)) if self._inflater is None else self._inflater.feed(data)
@@ -145,7 +145,7 @@ class AvroConnection:
 
     async def _respond(self, frame: Frame, position: int, peer: PeerProtocol, handshake: bytes) -> None:
         with self._handler.memory.storing(len(frame.payload)):
-            response = await self._handler.respond(frame.payload, position, peer, self._place.address)
+            response = await self._handler.respond(frame.payload, position, peer, self._slot.address)
         self._send(frame.serial, handshake + response)
 
     def _send(self, serial: int, response: bytes) -> None:

@@ -9,7 +9,7 @@ from millrace_server.agent.sources.avro.config import AvroSourceConfig
 from millrace_server.agent.sources.avro.connection import READ_BYTES, AvroConnection
 from millrace_server.agent.sources.avro.ip_filter import IpFilter, IpFilterRule
 from millrace_server.agent.sources.listening import ListenAddress, stream_protocol
-from millrace_server.network.accepting import Place, Places
+from millrace_server.network.accepting import ConnectionSlot, ConnectionSlots
 
 CLOSING_SECONDS_MAX = 5.0
 """How long calls that are being stored may take when the source stops."""
@@ -27,23 +27,23 @@ class AvroSource:
 
     async def run(self, writer: ChannelWriter) -> None:
         handler = CallHandler(self._name, self._config, writer)
-        places = Places(self._config.connections_max, self._config.connections_per_address_max)
+        slots = ConnectionSlots(self._config.connections_max, self._config.connections_per_address_max)
         try:
             async with self._listen.accepting(
-                places, partial(self._make_protocol, handler), handler.log_closed, self._filter.admits
+                slots, partial(self._make_protocol, handler), handler.log_closed, self._filter.admits
             ):
                 writer.report_running()
                 await asyncio.Event().wait()
         finally:
             await self._end_connections()
 
-    def _make_protocol(self, handler: CallHandler, place: Place) -> asyncio.Protocol:
+    def _make_protocol(self, handler: CallHandler, slot: ConnectionSlot) -> asyncio.Protocol:
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.create_task(AvroConnection((reader, writer), place, self._config, handler).serve())
+            task = asyncio.create_task(AvroConnection((reader, writer), slot, self._config, handler).serve())
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
 
-        return stream_protocol(place, READ_BYTES, serve)
+        return stream_protocol(slot, READ_BYTES, serve)
 
     async def _end_connections(self) -> None:
         """Lets connections complete their calls, for a limited time, and closes them."""

@@ -11,7 +11,7 @@ from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.agent.sources.listening import ListenAddress, stream_protocol
 from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
 from millrace_server.agent.sources.netcat.connection import READ_BYTES, NetcatConnection, Sender
-from millrace_server.network.accepting import Place, Places, client_ip
+from millrace_server.network.accepting import ConnectionSlot, ConnectionSlots, client_ip
 
 FINISH_SECONDS_MAX = 5.0
 """How long lines that have been read may take to be stored and acknowledged when the source stops."""
@@ -30,26 +30,26 @@ class NetcatSource:
         self._serving: dict[asyncio.Task[None], NetcatConnection] = {}
 
     async def run(self, writer: ChannelWriter) -> None:
-        places = Places(self._config.connections_max, self._config.connections_per_address_max)
+        slots = ConnectionSlots(self._config.connections_max, self._config.connections_per_address_max)
         try:
-            async with self._listen.accepting(places, partial(self._make_protocol, writer), self._log_closed):
+            async with self._listen.accepting(slots, partial(self._make_protocol, writer), self._log_closed):
                 writer.report_running()
                 await asyncio.Event().wait()
         finally:
             await self._end_connections()
 
-    def _make_protocol(self, channel_writer: ChannelWriter, place: Place) -> asyncio.Protocol:
+    def _make_protocol(self, channel_writer: ChannelWriter, slot: ConnectionSlot) -> asyncio.Protocol:
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            place.work()
-            sender = Sender(reader, writer, client_ip(place.address))
+            slot.mark_busy()
+            sender = Sender(reader, writer, client_ip(slot.address))
             connection = NetcatConnection(self._config, sender, channel_writer)
-            serving = asyncio.create_task(self._serve(connection, writer, place))
+            serving = asyncio.create_task(self._serve(connection, writer, slot))
             self._serving[serving] = connection
             serving.add_done_callback(self._serving.pop)
 
-        return stream_protocol(place, READ_BYTES, serve)
+        return stream_protocol(slot, READ_BYTES, serve)
 
-    async def _serve(self, connection: NetcatConnection, writer: asyncio.StreamWriter, place: Place) -> None:
+    async def _serve(self, connection: NetcatConnection, writer: asyncio.StreamWriter, slot: ConnectionSlot) -> None:
         try:
             await connection.serve()
             writer.close()
@@ -62,7 +62,7 @@ class NetcatSource:
             _log.exception("a connection could not be served", source=self._name)
         finally:
             writer.transport.abort()
-            place.leave()
+            slot.release()
 
     async def _end_connections(self) -> None:
         """Lets batches that have been read be stored and acknowledged, within a time limit."""

@@ -17,7 +17,7 @@ from millrace_server.agent.sources.listening import bound_address
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
 from millrace_server.agent.sources.syslog.framing import Frame, StreamFramer, frame_datagram
 from millrace_server.agent.sources.syslog.message_queue import MessageQueue, Origin
-from millrace_server.network.accepting import Acceptor, Place, Places, client_ip, detect_dead_peers
+from millrace_server.network.accepting import Acceptor, ConnectionSlot, ConnectionSlots, client_ip, detect_dead_peers
 
 LOG_SECONDS = 60.0
 """Each kind of loss is logged at once, and then at most this often with the number in between."""
@@ -104,12 +104,12 @@ class TcpListener:
     async def start(self) -> None:
         config, losses = self._context.config, self._context.losses
         detect_dead_peers(self._bound)
-        places = Places(config.connections_max, config.connections_per_address_max)
+        slots = ConnectionSlots(config.connections_max, config.connections_per_address_max)
         on_refused = partial(losses.count, Loss.CONNECTIONS)
-        self._acceptor = Acceptor(self._bound, places, self._make_connection, self._context.tls, on_refused)
+        self._acceptor = Acceptor(self._bound, slots, self._make_connection, self._context.tls, on_refused)
 
-    def _make_connection(self, place: Place) -> "_Connection":
-        return _Connection(place, self._context, self._connections, str(self.address.port))
+    def _make_connection(self, slot: ConnectionSlot) -> "_Connection":
+        return _Connection(slot, self._context, self._connections, str(self.address.port))
 
     def close(self) -> None:
         if self._acceptor is not None:
@@ -124,12 +124,14 @@ class _Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, place: Place, parts: ListenerContext, connections: "set[_Connection]", port: str) -> None:
+    def __init__(
+        self, slot: ConnectionSlot, parts: ListenerContext, connections: "set[_Connection]", port: str
+    ) -> None:
         config = parts.config
-        self._place = place
+        self._slot = slot
         self._context = parts
         self._connections = connections
-        self._origin = Origin(client_ip(place.address), port)
+        self._origin = Origin(client_ip(slot.address), port)
         self._framer = StreamFramer(config.framing, config.message_bytes_max, config.long_messages)
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
@@ -138,8 +140,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # TCP's is bidirectional
         self._transport = transport
-        self._place.abort = self.end
-        self._place.work()
+        self._slot.abort = self.end
+        self._slot.mark_busy()
         self._connections.add(self)
         # uvloop starts to read after this method, which would undo a pause.
         self._loop.call_soon(self._register)
@@ -185,7 +187,7 @@ class _Connection(asyncio.Protocol):
         if self._timeout is not None:
             self._timeout.cancel()
         self._connections.discard(self)
-        self._place.leave()
+        self._slot.release()
         self._context.queue.remove_receiver(self)
         self._context.queue.add(self._framer.finish(is_clean=is_clean), self._origin)
 
