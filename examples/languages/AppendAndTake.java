@@ -1,6 +1,4 @@
-// Appends an event, and takes it in a transaction. Generate the code from the repository's protos first:
-//   protoc --proto_path=protos --proto_path=third_party/googleapis --java_out=generated --grpc-java_out=generated \
-//     millrace/v1/event.proto millrace/v1/channel_service.proto google/rpc/status.proto
+// Appends an event, and takes it in a transaction. docs/other_languages.md says how to generate the code and run it.
 
 import com.google.protobuf.ByteString;
 import com.google.protobuf.Duration;

@@ -1,9 +1,4 @@
-// Appends an event, and takes it in a transaction. Generate the code from the repository's protos first:
-//
-//	protoc --proto_path=protos --proto_path=third_party/googleapis --go_out=. --go-grpc_out=. \
-//	  --go_opt=Mmillrace/v1/event.proto=millrace/v1 --go_opt=Mmillrace/v1/channel_service.proto=millrace/v1 \
-//	  --go-grpc_opt=Mmillrace/v1/event.proto=millrace/v1 --go-grpc_opt=Mmillrace/v1/channel_service.proto=millrace/v1 \
-//	  millrace/v1/event.proto millrace/v1/channel_service.proto
+// Appends an event, and takes it in a transaction. docs/other_languages.md says how to generate the code and run it.
 package main
 
 import (

@@ -26,6 +26,9 @@ BROUGHT = {
 }
 """Pages of the site that are files elsewhere in the repository."""
 
+DESCRIBED = {"reference/grpc.md": "protos/millrace/v1"}
+"""Pages of the site that describe folders of the repository."""
+
 BROUGHT_FOLDERS = ("deploy", "examples", "protos", "third_party")
 """Folders of the repository whose files the site has under the same names, for readers without a checkout."""
 
@@ -104,7 +107,7 @@ def _site_target(target: str, origin: PurePosixPath, place: PurePosixPath, files
     if not address or re.match(r"[a-z]+:|<", address):
         return target
     wanted = PurePosixPath(os.path.normpath(origin.parent / address))
-    uri = next((page for page, path in BROUGHT.items() if path == str(wanted)), None)
+    uri = next((page for page, path in (BROUGHT | DESCRIBED).items() if path == str(wanted)), None)
     if uri is None and wanted.parts[0] in {"docs", *BROUGHT_FOLDERS}:
         uri = str(wanted).removeprefix("docs/")
     if uri is None or files.get_file_from_path(uri) is None:

@@ -14,6 +14,9 @@ REGISTRY = re.compile(
 INDEX_OPTION = re.compile(r"(?<!emit-)(?:index-(?=url)|find-(?=links))")
 BARE_EXCEPTION_TO_A_RULE = re.compile(r"#\s*(?:noqa(?!: [A-Z0-9, ]+ - \w)|type: ignore(?!\[[\w, -]+\]\s+# \w))")
 
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
 LICENSE_BYTES_MIN = 11_000
 
 
@@ -27,6 +30,17 @@ def _matches(pattern: re.Pattern[str]) -> list[str]:
         lines = enumerate(text.splitlines(), start=1)
         found += [f"{path.relative_to(ROOT)}:{number}: {line}" for number, line in lines if pattern.search(line)]
     return found
+
+
+def test_links_between_pages_lead_to_files() -> None:
+    """Readers of the repository, who have no site, find what a page links to; the site's tests check headings."""
+    lost = []
+    for page in project_files():
+        if page.suffix == ".md":
+            targets = _LINK.findall(_FENCED.sub("", page.read_text(encoding="utf-8")))
+            paths = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:", target)]
+            lost += [(page.name, path) for path in paths if path and not (page.parent / path).exists()]
+    assert lost == []
 
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY, INDEX_OPTION], ids=["machine", "registry", "index"])

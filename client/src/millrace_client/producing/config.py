@@ -79,7 +79,7 @@ class ProducerConfig:
     attempts_kept_max: int = 10
     """The most attempts that a result keeps, the last ones."""
     move_after_seconds: float | None = None
-    """A batch that its server may have stored stays with that server, since only that server recognises a repeat.
+    """A batch that its server may have stored stays with that server, since only that server recognizes a repeat.
     After this time it may go to another server, and may then be stored on both. None: never."""
     context_headers: bool = False
     """Whether each event gets the headers `millrace-producer`, the producer's id, and `millrace-place`, which counts

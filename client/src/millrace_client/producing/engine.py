@@ -54,7 +54,7 @@ class EngineSettings:
         if self.config.is_resumable and len(self.endpoints) > 1:
             raise BadArgumentError(
                 f"endpoints: are {len(self.endpoints)}; with producer_id there must be one, for only the server that"
-                " stored an event recognises it; servers that share the channel are one, with commas between them"
+                " stored an event recognizes it; servers that share the channel are one, with commas between them"
             )
 
 

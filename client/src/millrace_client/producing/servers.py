@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Events that are encoded once, with a stamp that never changes, so that a server recognises a repeat.
+    """Events that are encoded once, with a stamp that never changes, so that a server recognizes a repeat.
 
     A batch holds the buckets of its keys until it is settled, and later events in the same buckets wait for it.
     """

@@ -34,7 +34,7 @@ def channel_writer(config: LandingConfig, query_id: str) -> BadLineWriter:
 
 
 def dead_letter_options(config: LandingConfig, query_id: str, batch_id: int) -> dict[str, str]:
-    """Returns the write options for a batch of dead letters, with the stamp by which the channel recognises a repeat.
+    """Returns the write options for a batch of dead letters, with the stamp by which the channel recognizes a repeat.
 
     Dead letters are stored before their batch is committed. So the stamp also contains a digest of the settings that
     decide which lines are bad: if they change after a crash between the two, the letters of the next attempt are all

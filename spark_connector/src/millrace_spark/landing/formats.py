@@ -84,7 +84,7 @@ def numbered_pattern(pattern: str) -> NumberedPattern:
 def java_pattern(numbered: NumberedPattern) -> str:
     r"""Returns an expression that Java matches against a whole line.
 
-    By default, `.` and `$` in Java recognise more line terminators than `\n`.
+    By default, `.` and `$` in Java recognize more line terminators than `\n`.
     """
     return rf"(?d)\A(?:{numbered.text})\z"
 

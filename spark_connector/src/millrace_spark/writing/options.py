@@ -32,7 +32,7 @@ WRITE_OPTIONS: Mapping[str, str] = {
     ),
     "channel": "the channel for all rows, which overrides the column channel; default: the column channel",
     "producerId": (
-        "the producer's id in the stamps by which servers recognise repeats; default: spark-<query id> for a stream, "
+        "the producer's id in the stamps by which servers recognize repeats; default: spark-<query id> for a stream, "
         "and a new one for each batch save"
     ),
     "batchNumber": "batch saves: the number of the save among those of its producerId; default: 0",

@@ -3,7 +3,7 @@
 Tasks put rows into open transactions and pass their ids to the driver. The driver commits all transactions of a
 channel on a server in one call, stamped with the producer's id and the batch number. So a channel has a batch as a
 whole or not at all, and stores a repeated batch once: a task that failed or ran twice leaves only open transactions,
-which are never committed, and a repeated commit is recognised by its stamp.
+which are never committed, and a repeated commit is recognized by its stamp.
 """
 
 import secrets
