@@ -258,6 +258,8 @@ class Producer(BaseProducer):
         """
         if self._is_forked:
             return ProducerCloseReport(0, 0)
+        # If Ctrl-C ends this call, nothing closes the producer again, with a later deadline.
+        self._finalizer.detach()
         return self._threaded.close(timeout_seconds)
 
     def metrics(self) -> ProducerMetrics:

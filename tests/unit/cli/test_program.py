@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from millrace_client import ChannelNotFoundError, ForbiddenError
+from millrace_client.cli import program
 from millrace_client.cli.commands import COMMANDS, loaded_command
 from millrace_client.cli.exit_status import MEANINGS, TerminatedError, raise_on_sigterm
 from millrace_client.cli.program import app
@@ -68,6 +69,21 @@ def test_sigterm_in_any_command_ends_with_143(client: FakeClient, millrace: RunM
     """SIGTERM takes the same way out as errors, so that transactions are rolled back."""
     client.admin.errors.append(TerminatedError())
     assert millrace("channels").exit_code == 143
+
+
+@pytest.mark.parametrize(("signal_error", "exit_code"), [(KeyboardInterrupt, 130), (TerminatedError, 143)])
+def test_signal_while_a_command_is_imported_ends_with_its_exit_code(
+    millrace: RunMillrace, monkeypatch: pytest.MonkeyPatch, signal_error: type[BaseException], exit_code: int
+) -> None:
+    """Nothing more is imported then, since modules that were interrupted halfway cannot be."""
+
+    def interrupted(_name: str) -> None:
+        raise signal_error
+
+    monkeypatch.setattr(program, "loaded_command", interrupted)
+    monkeypatch.setattr(program, "millrace_client", None)
+    result = millrace("channels")
+    assert (result.exit_code, result.output) == (exit_code, "")
 
 
 def test_raise_on_sigterm_when_it_comes_raises() -> None:

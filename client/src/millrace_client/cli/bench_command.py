@@ -12,6 +12,7 @@ from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_p
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.session import ChannelArgument, JsonOption, Session, seconds_option, with_client, with_options
 from millrace_client.cli.terminal import note, note_to_terminal
+from millrace_client.cli.upload import CLOSE_SECONDS
 from millrace_client.producer import ProducerHooks
 
 SECONDS = 10.0
@@ -164,10 +165,14 @@ def _put(client: Client, session: Session, channel: str, load: dict[str, Any]) -
         delivery_timeout_seconds=timeout_seconds,
         max_block_seconds=timeout_seconds + _BUFFER_WAIT_SECONDS,
     )
-    with Producer(
+    producer = Producer(
         client.endpoint, channel, config=config, hooks=_TroubleNotes(timeout_seconds), **session.security
-    ) as producer:
+    )
+    try:
         return measure_put(producer, Load(**load))
+    finally:
+        # All events are stored, or the command was interrupted or has failed: then the rest is not worth a wait.
+        producer.close(CLOSE_SECONDS)
 
 
 def _write(figures: dict[str, Figures], *, as_json: bool) -> None:

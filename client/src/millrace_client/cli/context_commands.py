@@ -87,9 +87,12 @@ def add(
 
 
 def _read_token() -> str:
+    if sys.stdin is None:
+        raise CommandError(ExitCode.USAGE, "standard input is closed; give it the token")
     if sys.stdin.isatty():
         return str(typer.prompt("Token", hide_input=True, err=True)).strip()
-    return sys.stdin.readline().strip()
+    # Whatever the locale is: what is not a token is refused as such.
+    return sys.stdin.buffer.readline().decode("ascii", "replace").strip()
 
 
 def _check(session: Session) -> None:

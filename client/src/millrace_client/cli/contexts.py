@@ -45,8 +45,9 @@ class Contexts:
                 os.fsync(file.fileno())
             beside.replace(self.path)
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise CommandError(ExitCode.REFUSED, f"cannot write {self.path}: {error.strerror}") from error
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def load_contexts() -> Contexts:

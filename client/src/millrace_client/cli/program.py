@@ -51,16 +51,17 @@ class MillraceGroup(ProgramGroup):
         try:
             with unwrapped_interrupts():
                 return super().invoke(ctx)
-        except millrace_client.MillraceError as error:
-            session = current_session(ctx)
-            sentence = sentence_of(error, session.address, _channel_question(error, session))
-            raise _exit(error, exit_code_of(error), sentence) from error
-        except CommandError as error:
-            raise _exit(error, error.exit_code, str(error)) from error
         except (KeyboardInterrupt, typer.Abort) as error:
             raise _exit(error, ExitCode.INTERRUPTED) from error
         except TerminatedError as error:
             raise _exit(error, ExitCode.TERMINATED) from error
+        except CommandError as error:
+            raise _exit(error, error.exit_code, str(error)) from error
+        # Last, since it imports gRPC: a signal may have interrupted just that, and half a module cannot be imported.
+        except millrace_client.MillraceError as error:
+            session = current_session(ctx)
+            sentence = sentence_of(error, session.address, _channel_question(error, session))
+            raise _exit(error, exit_code_of(error), sentence) from error
 
 
 def _channel_question(error: Exception, session: Session) -> str:

@@ -190,7 +190,12 @@ def put(
             if as_json:
                 typer.echo(json.dumps(account.document(is_complete=False)))
             raise
-    typer.echo(json.dumps(account.document(is_complete=True)) if as_json else account.sentence())
+    try:
+        typer.echo(json.dumps(account.document(is_complete=True)) if as_json else account.sentence())
+    except OSError as error:
+        # Otherwise the lines might be put again.
+        error.add_note(f"all lines are stored: {account.sentence()}")
+        raise
 
 
 @contextmanager

@@ -193,8 +193,14 @@ class Upload:
 
     def close(self) -> None:
         """Closes the producers, and counts the lines that are stored by then."""
-        for destination in self._destinations:
-            destination.producer.close(CLOSE_SECONDS)
+        try:
+            for destination in self._destinations:
+                destination.producer.close(CLOSE_SECONDS)
+        except BaseException:
+            # Ctrl-C for the second time, for example: the program ends at once.
+            for destination in self._destinations:
+                destination.producer.close(0.0)
+            raise
         while self._ahead and self._ahead[0].is_done():
             shares = self._ahead.popleft().shares
             if self._count([(share, share.futures.summary(0.0)) for share in shares]) is not None:

@@ -217,6 +217,6 @@ def _explained(error: Exception) -> tuple[str, int]:
         case UsageError() | KeyFileError() | StartError():
             return str(error), EXIT_USAGE
         case OSError():
-            return f"{error.filename or 'the disk'}: {error.strerror}", EXIT_DAMAGED
+            return f"{error.filename or 'cannot write the output'}: {error.strerror}", EXIT_DAMAGED
         case _:
             return str(error), EXIT_DAMAGED
