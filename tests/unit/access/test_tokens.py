@@ -1,5 +1,6 @@
 """The tokens file."""
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -22,6 +23,21 @@ def test_make_adds_a_line_to_what_there_is(tmp_path: Path) -> None:
     assert tokens.name_of(hash_of(token)) == "new"
     assert tokens.name_of(hash_of(token + "x")) is None
     assert tokens.name_of("") is None
+
+
+def test_make_on_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server would refuse a file with a part of a line at its next start."""
+    path = tmp_path / "tokens"
+    make_token(path, "old")
+    before = path.read_text()
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        make_token(path, "new")
+    assert path.read_text() == before
 
 
 def test_refresh_takes_what_changed(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """`millrace context`, and commands in a context."""
 
+import io
 import json
+import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from millrace_client import ChannelFullError, Tls
+from millrace_client.cli import context_commands
 from millrace_client.cli.contexts import load_contexts
 from tests.certificates import Authority
 from tests.unit.cli.conftest import RunMillrace
@@ -143,6 +147,35 @@ def test_context_that_could_not_connect_is_not_added(
     refused = millrace("context", "add", *arguments, typed="two words\n")
     assert (refused.exit_code, sentence in refused.stderr) == (exit_code, True), refused.stderr
     assert contexts.read_text() == before
+
+
+@pytest.mark.usefixtures("contexts")
+@pytest.mark.parametrize(
+    ("given", "sentence"), [(None, "standard input is closed"), (b"caf\xe9\n", "token is not a token")]
+)
+def test_token_that_cannot_be_read_from_standard_input_is_refused(
+    millrace: RunMillrace, monkeypatch: pytest.MonkeyPatch, given: bytes | None, sentence: str
+) -> None:
+    """Whatever the locale makes of its bytes."""
+    stdin = None if given is None else io.TextIOWrapper(io.BytesIO(given), "utf-8", "strict")
+    monkeypatch.setattr(context_commands, "sys", SimpleNamespace(stdin=stdin))
+    refused = millrace("context", "add", "new", "--server=localhost", "--token-stdin")
+    assert refused.exit_code == 2
+    assert sentence in refused.stderr
+
+
+def test_change_that_is_interrupted_leaves_only_the_former_contexts(
+    contexts: Path, millrace: RunMillrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file with tokens is left beside them."""
+    before = contexts.read_text()
+
+    def interrupted(_descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    assert millrace("context", "use", "local").exit_code == 130
+    assert [(path.name, path.read_text()) for path in contexts.parent.iterdir()] == [("contexts.toml", before)]
 
 
 @pytest.mark.parametrize(

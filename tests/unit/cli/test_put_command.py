@@ -1,10 +1,15 @@
+import errno
 import inspect
 import json
+import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from millrace.command_line import program
 from millrace_client import ChannelFullError, Event, NotAChannelError, TxnCapacityError, UnavailableError
 from millrace_client.cli.exit_status import CommandError
 from millrace_client.cli.put_command import _limits, _Space, parse_headers, put
@@ -106,6 +111,22 @@ def test_put_interrupted_tells_how_to_resume(roomy: FakeChannel, millrace: RunMi
     assert result.exit_code == 130
     assert "100 events committed" in result.stderr
     assert "--skip-lines 100 --producer-id put-" in result.stderr
+
+
+def test_put_that_cannot_write_its_report_says_that_all_lines_are_stored(
+    roomy: FakeChannel, millrace: RunMillrace, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code alone would suggest putting them again."""
+
+    def fail(*_arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(program, "_drop_output", lambda: None)
+    monkeypatch.setattr(typer, "echo", fail)
+    result = millrace("put", "orders", str(log))
+    assert result.exit_code == 1
+    assert "all lines are stored: orders: 250 lines read, 250 events committed" in result.stderr
+    assert len(roomy.events) == 250
 
 
 def test_put_to_another_server_names_it_in_the_resume(roomy: FakeChannel, millrace: RunMillrace, log: Path) -> None:

@@ -197,6 +197,25 @@ def test_failure_for_good_names_the_server(orders: FakeChannel) -> None:
         Bench(orders, other).put([b"a", b"b"])
 
 
+def test_close_that_is_interrupted_closes_all_producers_at_once(
+    orders: FakeChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second Ctrl-C waits for no server."""
+    bench = Bench(orders, FakeChannel("orders"))
+    first, second = bench.producers
+    closed: list[float] = []
+
+    def close(seconds: float) -> None:
+        closed.append(seconds)
+        if seconds:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(first, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        bench.upload.close()
+    assert (closed, second.close_seconds) == ([CLOSE_SECONDS, 0.0], 0.0)
+
+
 @pytest.fixture
 def account() -> PutAccount:
     account = PutAccount("orders", "p-1", skipped_lines=100, lines_read=1300)

@@ -1,7 +1,9 @@
 """Bearer tokens, of which the server stores only hashes, in lines `NAME:sha256:HEX` of the tokens file."""
 
+import errno
 import hashlib
 import hmac
+import io
 import json
 import os
 import re
@@ -126,7 +128,18 @@ def make_token(path: Path, name: str) -> str:
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         before = b"\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else b""
-        # In one write, so that a server never reads a part of the line.
-        file.write(before + f"{name}:{_KIND}:{hash_of(token)}\n".encode())
-        os.fsync(descriptor)
+        line = before + f"{name}:{_KIND}:{hash_of(token)}\n".encode()
+        try:
+            _write_whole(file, line)
+            os.fsync(descriptor)
+        except OSError:
+            # With a part of a line, a server would not start.
+            file.truncate(size)
+            raise
     return token
+
+
+def _write_whole(file: io.FileIO, line: bytes) -> None:
+    # In one write, so that a server never reads a part of the line.
+    if file.write(line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

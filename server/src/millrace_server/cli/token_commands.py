@@ -1,5 +1,6 @@
 """The commands `millraced token`."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,13 +34,22 @@ def make(
     """
     from millrace_server.access.tokens import check_identity, hash_of, make_token
 
+    if sys.stdout is None:
+        raise failure("standard output is closed; the token is written there", EXIT_USAGE)
     with _exit_on_error("NAME"):
         check_identity(name)
     with _exit_on_error("--tokens-file"):
         token = make_token(tokens_file, name)
-    # Only the token goes to standard output, so that it can be redirected to a client's file.
-    typer.echo(token)
-    print_error(f"{name}: its hash {_shown(hash_of(token))} was added to {tokens_file}; the token itself is not stored")
+    shown_hash = _shown(hash_of(token))
+    try:
+        # Only the token goes to standard output, so that it can be written to a client's file.
+        typer.echo(token)
+    except OSError as error:
+        error.add_note(
+            f"{name}: the token is lost; remove its hash {shown_hash} from {tokens_file}, and create another"
+        )
+        raise
+    print_error(f"{name}: its hash {shown_hash} was added to {tokens_file}; the token itself is not stored")
 
 
 @token_app.command("list")

@@ -41,6 +41,25 @@ def test_close_settles_all_and_ends_the_threads(channels: FakeChannels, producer
     assert own_threads() == []
 
 
+def test_close_that_is_interrupted_is_not_repeated_with_more_time(
+    channels: FakeChannels, producer_of: MakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that gets Ctrl-C for the second time ends, even if its channel is full."""
+    channels.judge = lambda _bodies: full()
+    producer = producer_of(channels, linger_seconds=0.0)
+    producer.send(b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Accumulator, "wait_settled", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.close(0.2)
+    assert not producer._finalizer.alive
+    assert not producer.close(0.0).is_complete
+
+
+def _interrupted(*_arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def test_close_that_sees_the_last_event_fail_counts_it(
     channels: FakeChannels, producer_of: MakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
