@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,13 +15,22 @@ from millrace_server.channels.config import ReplicatedChannelConfig
 from millrace_server.channels.ownership import Ownership, Stage
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stream_store import OpenStream, StreamStores
-from millrace_server.errors import ChannelCorruptError, DiskFullError, NotOwnerError, ReplayingError
+from millrace_server.errors import (
+    ChannelCorruptError,
+    ChannelLogFailedError,
+    DiskFullError,
+    MillraceError,
+    NotOwnerError,
+    ReplayingError,
+)
 from millrace_server.replication.chain import Chain
+from millrace_server.replication.engine import EngineError
 from millrace_server.replication.engine_settings import EngineSettings
 from millrace_server.replication.lease import ChannelLease
 from millrace_server.replication.lease_bucket import BUCKET, JetStreamBucket
 from millrace_server.replication.owner_entries import Holder, channel_key
 from millrace_server.replication.stream import Stream, StreamLimits
+from millrace_server.replication.stream_reading import StreamMissingError
 from millrace_server.wal.records import LogFullError
 from tests.channel_events import append, begin_with_takes, consume, numbered
 from tests.stream_logs import engine_at, new_name, set_back
@@ -179,6 +188,75 @@ async def test_channel_whose_stream_was_lost_is_corrupt_until_it_is_deleted(
         again = other.create(name, _config(nats_url), is_new=True)
         await _until_state(again, ChannelState.OPEN)
         assert again.channel.next_sequence == 1
+
+
+async def test_delete_whose_response_is_lost_is_repeated(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the node that leads the stream dies: the stream is gone, and must not be taken for lost."""
+    delete, attempts = StreamStores.delete, itertools.count()
+
+    async def lose_response(stores: StreamStores, *arguments: Any) -> None:
+        await delete(stores, *arguments)
+        if not next(attempts):
+            raise EngineError("nats: timeout")
+
+    monkeypatch.setattr(StreamStores, "delete", lose_response)
+    async with _registry("a:1") as one:
+        handle = one.create(new_name(), _config(nats_url))
+        await handle.opened.wait()
+        assert await one.mark_deleted(handle.name)
+        assert next(attempts) == 2
+
+
+async def test_delete_that_its_server_does_not_finish_is_finished_by_the_next_owner(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is decided, the channel does not come back."""
+    forgotten: list[ChannelHandle] = []
+    async with engine_at(nats_url) as engine, _registry("b:1") as other:
+        other.on_deleted_elsewhere = forgotten.append
+        async with _registry("a:1") as one:
+            config = _config(nats_url)
+            config = config.model_copy(update={"engine": config.engine.model_copy(update={"lease_seconds": 1.0})})
+            handle = one.create(new_name(), config)
+            await handle.opened.wait()
+            await append(handle.channel, b"1")
+            with monkeypatch.context() as silence:
+                silence.setattr(StreamStores, "delete", _fail_for_engine)
+                with pytest.raises(ChannelLogFailedError, match="will be deleted once the engine responds"):
+                    await one.mark_deleted(handle.name)
+                assert handle.state is ChannelState.STANDING_BY
+                assert handle.trouble == "the channel is being deleted"
+                second = other.create(handle.name, config)
+                one.drain()
+        await until(lambda: forgotten == [second])
+        with pytest.raises(StreamMissingError):
+            await asyncio.wrap_future(engine.call(Stream(engine, handle.name, _LIMITS).state()))
+
+
+async def _fail_for_engine(*_: object) -> None:
+    raise EngineError("nats: timeout")
+
+
+async def test_channel_that_is_corrupt_is_forgotten_once_another_server_deletes_it(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each server would have to be asked to."""
+    monkeypatch.setattr("millrace_server.replication.stream_reading.MISSING_SECONDS_MAX", 0.1)
+    name, forgotten = new_name(), list[ChannelHandle]()
+    async with _registry("a:1") as one, _registry("b:1") as other:
+        handle = one.create(name, _config(nats_url))
+        await handle.opened.wait()
+        second = other.create(name, _config(nats_url))
+        other.on_deleted_elsewhere = forgotten.append
+        await _until_state(second, ChannelState.STANDING_BY)
+        async with engine_at(nats_url) as engine:
+            await StreamStores(engine).delete(name, _LIMITS)
+        with suppress(MillraceError):
+            await append(handle.channel, b"1")
+        for each in (handle, second):
+            await _until_state(each, ChannelState.CORRUPT)
+        assert await one.mark_deleted(name)
+        await until(lambda: forgotten == [second])
 
 
 async def test_channel_whose_stream_was_set_back_behind_the_last_fence_is_corrupt(

@@ -12,6 +12,7 @@ import structlog
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState, Owner
 from millrace_server.channels.config import ReplicatedChannelConfig, shown
+from millrace_server.channels.deletion import decide_deletion, finish_deletion
 from millrace_server.channels.engines import Engines, SharedEngine
 from millrace_server.channels.ownership_hooks import OwnershipHooks
 from millrace_server.channels.stream_store import OpenStream, StreamEnd, TakeOver
@@ -179,7 +180,8 @@ class Ownership:
     async def delete(self) -> None:
         """Deletes the channel for all servers, and leaves it.
 
-        Raises ChannelLogFailedError if that is not possible; the channel continues.
+        Raises ChannelLogFailedError if that is not possible, and the channel continues, or if the engine does not
+        respond any more; then its owner deletes it later.
         """
         is_deleted = False
         if self._depart(_Departure(is_deletion=True)):
@@ -188,33 +190,33 @@ class Ownership:
         elif self.stage is Stage.FAILED and self._shared is not None:
             is_deleted = await self._delete_failed(self._shared)
         if not is_deleted:
-            raise ChannelLogFailedError(
-                f"channel {self._handle.name!r} cannot be deleted; see the server's log", channel=self._handle.name
+            is_decided = self._lease is not None and self._lease.entry.is_deleting
+            why = (
+                "will be deleted once the engine responds" if is_decided else "cannot be deleted; see the server's log"
             )
+            raise ChannelLogFailedError(f"channel {self._handle.name!r} {why}", channel=self._handle.name)
 
     def _is_deleted(self) -> bool:
         return self._lease is not None and self._lease.entry.is_deleted
 
     async def _delete_failed(self, shared: SharedEngine) -> bool:
         """Deletes a channel that cannot be opened, which no server serves."""
-        lease = shared.leases.of(self._handle.name)
+        assert self._lease is not None, "it tried to own the channel"
+        shared.leases.offer(self._handle.name)
         try:
             async with asyncio.timeout(shared.leases.members.lease_seconds):
-                await lease.acquire()
-            await self._delete_stream(shared, lease)
+                await self._lease.acquire()
+            if await decide_deletion(self._lease):
+                await self._finish_deletion(shared, self._lease)
         except TimeoutError:
             _log.warning("a channel is not deleted, as another server owns it", channel=self._handle.name)
         finally:
             await shared.leases.give_up(self._handle.name)
-        return lease.entry.is_deleted
+        return self._is_deleted()
 
-    async def _delete_stream(self, shared: SharedEngine, lease: ChannelLease) -> None:
-        try:
-            await shared.stores.delete(self._handle.name, self._limits)
-        except EngineError as error:
-            _log.error("a channel cannot be deleted", channel=self._handle.name, error=str(error))
-        else:
-            await lease.release(is_deleted=True)
+    async def _finish_deletion(self, shared: SharedEngine, lease: ChannelLease) -> None:
+        self._stand_by("the channel is being deleted")
+        await finish_deletion(shared, lease, self._limits, self._ending)
 
     # Standing by.
 
@@ -238,6 +240,8 @@ class Ownership:
                 await self._own_once(shared, lease)
         finally:
             await shared.leases.give_up(self._handle.name)
+        if self.stage is Stage.FAILED and await lease.until_deleted():
+            self._hooks.deleted_elsewhere()
 
     async def _connected(self) -> SharedEngine:
         if self._engines.is_serving:
@@ -303,6 +307,9 @@ class Ownership:
             await lease.acquire()
             if not lease.is_held:
                 return
+        if lease.entry.is_deleting:
+            await self._finish_deletion(shared, lease)
+            return
         self._move(Stage.TAKING_OVER)
         self._departed.clear()
         departing = self._departing = asyncio.get_running_loop().create_future()
@@ -315,7 +322,8 @@ class Ownership:
             departure = await self._serve_until_departure(opened, channel, lease, departing)
             self._left_at = opened.end
             if departure.is_deletion:
-                await self._delete_stream(shared, lease)
+                if await decide_deletion(lease):
+                    await self._finish_deletion(shared, lease)
             else:
                 await lease.release(
                     departure.target, is_pinned=departure.is_pinned, last_sequence=self._left_at.sequence

@@ -83,7 +83,7 @@ class ChannelRegistry:
 
     Attributes:
         histograms: What all channels and calls have taken.
-        on_deleted_elsewhere: Called with the name of a replicated channel that another server has deleted.
+        on_deleted_elsewhere: Called with a replicated channel that another server has deleted.
         refused: The calls of clients that were refused, by reason; those that could be counted have 0.
     """
 
@@ -108,7 +108,7 @@ class ChannelRegistry:
         self._watchers: list[Callable[[str], None]] = []
         self._measuring: asyncio.Future[None] | None = None
         self._is_draining = False
-        self.on_deleted_elsewhere: Callable[[str], None] = lambda _name: None
+        self.on_deleted_elsewhere: Callable[[ChannelHandle], None] = lambda _handle: None
         self._address: str | None = None
         self._shared: SharedChannels | None = None
         self.transactions = TxnDirectory(open_transactions_max, self.refuse_unless_known)
@@ -154,7 +154,7 @@ class ChannelRegistry:
         def cease() -> None:
             self._channels.pop(handle.name, None)
 
-        hooks = OwnershipHooks(serve, cease, lambda: self.on_deleted_elsewhere(handle.name))
+        hooks = OwnershipHooks(serve, cease, lambda: self.on_deleted_elsewhere(handle))
         self._shared.add(handle, hooks, is_new=is_new)
 
     def serve_at(self, address: str) -> None:

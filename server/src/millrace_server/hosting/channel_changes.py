@@ -34,15 +34,16 @@ class ChannelChanges:
         self._forgetting: set[asyncio.Task[None]] = set()
         registry.on_deleted_elsewhere = self._forget_soon
 
-    def _forget_soon(self, name: str) -> None:
-        forgetting = asyncio.get_running_loop().create_task(self._forget(name))
+    def _forget_soon(self, handle: ChannelHandle) -> None:
+        forgetting = asyncio.get_running_loop().create_task(self._forget(handle))
         self._forgetting.add(forgetting)
         forgetting.add_done_callback(self._forgetting.discard)
 
-    async def _forget(self, name: str) -> None:
-        """Forgets a replicated channel that another server has deleted."""
+    async def _forget(self, handle: ChannelHandle) -> None:
+        """Forgets a replicated channel that another server has deleted, unless a new one has its name by now."""
+        name = handle.name
         async with self._changing:
-            if name in self._registry and self._registry.find(name).configured is None:
+            if name in self._registry and self._registry.find(name) is handle and handle.configured is None:
                 await _write(self._catalog.remove, name)
                 await self._registry.retire(name)
 

@@ -131,6 +131,17 @@ class ChannelLease:
         if self.is_held and last_sequence > self._holder.last_sequence:
             await self._write(replace(self._holder, last_sequence=last_sequence))
 
+    async def mark_deleting(self) -> bool:
+        """Tells all servers that the channel's deletion is decided; returns whether that is certain."""
+        return self.is_held and await self._write(replace(self._holder, is_deleting=True))
+
+    async def until_deleted(self) -> bool:
+        """Waits until the channel was deleted, or for `withdraw`; returns whether it was deleted."""
+        while not (self.is_withdrawn or self._holder.is_deleted):
+            self._changed.clear()
+            await self._changed.wait()
+        return self._holder.is_deleted
+
     async def release(
         self, reserved_for: str = "", *, is_pinned: bool = False, is_deleted: bool = False, last_sequence: int = 0
     ) -> None:
@@ -146,7 +157,8 @@ class ChannelLease:
             left = Holder(reserved_for=reserved_for, is_pinned=is_pinned, is_deleted=is_deleted)
             if not is_deleted:
                 last_sequence = max(last_sequence, self._holder.last_sequence)
-                left = replace(left, epoch=self._holder.epoch, last_sequence=last_sequence)
+                holder = self._holder
+                left = replace(left, epoch=holder.epoch, last_sequence=last_sequence, is_deleting=holder.is_deleting)
             await self._write(left)
         self._session = ""
 
@@ -195,7 +207,14 @@ class ChannelLease:
             return False
         session = self._members.session
         is_pinned = holder.is_pinned and holder.reserved_for == session
-        taken = Holder(session, self._members.address, holder.epoch, holder.last_sequence, is_pinned=is_pinned)
+        taken = Holder(
+            session,
+            self._members.address,
+            holder.epoch,
+            holder.last_sequence,
+            is_pinned=is_pinned,
+            is_deleting=holder.is_deleting,
+        )
         if self._seconds_to_wait() or not session or not await self._write(taken):
             return False
         self._session = session

@@ -134,11 +134,15 @@ class JetStreamLeases:
         self.members.start()
 
     def of(self, channel: str) -> ChannelLease:
-        """Returns a lease on a channel, which this server would take from now on, as it tells the others."""
+        """Returns a lease on a channel, which this server would take from now on."""
         lease = self._leases[channel] = ChannelLease(self._bucket, channel, self.members, self._wants_more)
+        self.offer(channel)
+        return lease
+
+    def offer(self, channel: str) -> None:
+        """Tells the others that this server would take a channel, also one that was given up."""
         self._offered.add(channel)
         self.members.offer(self._offered)
-        return lease
 
     async def give_up(self, channel: str) -> None:
         """Releases the lease on a channel; this server would not take it any more, but sees who does. Never raises."""

@@ -95,6 +95,8 @@ class Holder(_Value):
     """The session that is to take the channel before others."""
     is_pinned: bool = False
     """Whether an operator has moved the channel there, so that it is not moved to spread channels evenly."""
+    is_deleting: bool = False
+    """Whether it is decided that the channel is deleted: an owner does nothing else with it, also a later one."""
     is_deleted: bool = False
     """Whether the channel was deleted."""
 
