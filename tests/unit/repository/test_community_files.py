@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from tests.unit.repository.checkout import ROOT
+from tests.unit.repository.checkout import ROOT, project_files
 
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yaml"))
@@ -18,6 +18,21 @@ def test_decisions_are_numbered_and_listed_in_order() -> None:
         assert path.name.startswith(f"{number:04}-")
         title = path.read_text().splitlines()[0].removeprefix(f"# {number}. ")
         assert f"| [{number}]({path.name}) | {title} |" in listed
+
+
+def test_page_for_contributors_names_what_exists() -> None:
+    """Files, folders, and names in the code that were renamed since would send a reader astray."""
+    prose = re.sub(r"^```.*?^```$", "", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    quoted = set(re.findall(r"`([^`\n]+)`", prose)) - {"build/site", "dist/"}
+    paths = [f"/{path.relative_to(ROOT)}" for path in project_files()]
+    code = "\n".join(path.read_text() for path in project_files() if path.suffix in {".py", ".js", ".toml", ".proto"})
+    words = set(re.findall(r"\w+", code))
+    lost = [name for name in quoted if re.fullmatch(r"[A-Za-z_]\w*(\.[a-z_]+)?(\(\))?", name)]
+    lost = [name for name in lost if not any(path.endswith(f"/{name}") for path in paths)]
+    lost = [name for name in lost if not {*re.findall(r"\w+", name)} <= words]
+    places = [name for name in quoted if re.fullmatch(r"[\w-]+/[\w./-]*", name)]
+    lost += [place for place in places if not any(f"/{place.rstrip('/')}" in path for path in paths)]
+    assert lost == []
 
 
 @pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
