@@ -21,6 +21,9 @@ REQUEST_BYTES_MAX = 64 * MIB
 RESPONSE_BYTES_MAX = 65 * MIB
 """The largest response: the server's limit, and space for fields that do not count towards it."""
 
+TIMEOUT_SECONDS_MAX = 365 * 86_400
+"""The longest timeout. gRPC takes one of centuries for one that is over."""
+
 ATTEMPTS_MAX = 5
 """The most attempts of a call. gRPC allows no more."""
 BACKOFF_SECONDS = 0.1
@@ -101,8 +104,10 @@ class ConnectionSettings:
     options: tuple[tuple[str, str | int], ...]
 
     def __post_init__(self) -> None:
-        if not self.timeout_seconds > 0:
-            raise BadArgumentError(f"timeout_seconds: is {self.timeout_seconds}; it must be above 0")
+        if not 0 < self.timeout_seconds <= TIMEOUT_SECONDS_MAX:
+            raise BadArgumentError(
+                f"timeout_seconds: is {self.timeout_seconds}; it must be above 0, and at most {TIMEOUT_SECONDS_MAX:,}"
+            )
         for server in self.servers:
             check_encryption(self.token, server, is_encrypted=self.tls is not None)
 

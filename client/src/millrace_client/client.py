@@ -47,8 +47,8 @@ def connect(  # noqa: PLR0913 - all but the first have defaults
         options: Options of the gRPC channel; they override the client's own.
 
     Raises:
-        BadArgumentError: `timeout_seconds` is not above 0, there are two tokens, or a token would be sent unencrypted.
-            The first call raises it if a file cannot be read.
+        BadArgumentError: `timeout_seconds` is not above 0, or above a year; there are two tokens; or a token would be
+            sent unencrypted. The first call raises it if a file cannot be read.
     """
     return Client(
         ConnectionSettings(

@@ -364,8 +364,8 @@ def test_call_on_a_closed_client_is_refused(client: Any, server: FakeServer) -> 
 
 
 def test_connect_with_an_impossible_timeout_is_refused(connect: Connect) -> None:
-    """A timeout must be positive."""
-    for seconds in (0.0, -1.0, float("nan")):
+    """A timeout must be positive, and of a length that gRPC does not take for one that is over."""
+    for seconds in (0.0, -1.0, float("nan"), float("inf"), 1e10):
         with pytest.raises(millrace.BadArgumentError, match="timeout_seconds"):
             connect("127.0.0.1:1", timeout_seconds=seconds)
 
