@@ -268,7 +268,7 @@ def test_check_targets_of_a_server_under_two_names_is_refused(
     for named in (channel.name, ""):
         options = replace(options_to(channel, f"127.0.0.1:{port}", f"localhost:{port}"), channel=named)
         with pytest.raises(OptionError, match=f"^option endpoints: 127.0.0.1:{port} and localhost:{port} are the same"):
-            check_targets(options)
+            check_targets(options, is_streaming=False)
 
 
 def test_commit_all_with_one_server_away_says_what_is_stored(

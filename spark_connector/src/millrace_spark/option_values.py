@@ -29,6 +29,9 @@ _ADVICE = {
 LEASE_SECONDS_MAX = 3_600.0
 """The longest lease that servers grant."""
 
+RETRY_SECONDS_MAX = 86_400.0
+"""The longest `retrySeconds`."""
+
 TLS_OPTIONS: Mapping[str, str] = {
     "tls.ca.file": (
         "TLS: file of the authorities that sign the servers' certificates, in PEM, or system for the operating "
@@ -175,6 +178,14 @@ def parse_lease(text: str) -> float:
     seconds = parse_seconds(text)
     if seconds > LEASE_SECONDS_MAX:
         raise ValueError(f"at most {LEASE_SECONDS_MAX:,.0f} seconds, the longest lease that servers grant")
+    return seconds
+
+
+def parse_retry(text: str) -> float:
+    """Parses `retrySeconds` in the same form."""
+    seconds = parse_seconds(text)
+    if seconds > RETRY_SECONDS_MAX:
+        raise ValueError(f"at most {RETRY_SECONDS_MAX:,.0f} seconds, which is a day")
     return seconds
 
 

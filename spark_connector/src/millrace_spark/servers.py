@@ -1,6 +1,7 @@
 """Calls to servers: connections, retries, and the shards that match the options."""
 
 import contextlib
+import logging
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ STARTING = frozenset({RetryAdvice.FULL, RetryAdvice.LATER})
 """Errors of a server that responds but must finish something first."""
 
 Response = TypeVar("Response")
+
+_log = logging.getLogger("millrace_spark")
 
 _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 2.0
@@ -65,6 +68,9 @@ class RetryPolicy:
         if error.advice not in self._retried or remaining_seconds <= 0:
             raise error
         self._pause(min(self._pause_seconds, remaining_seconds))
+        if self._pause_seconds < _PAUSE_SECONDS_MAX <= self._pause_seconds * 2:
+            # Once in a series, and not for what a short pause clears.
+            _log.warning("%s; trying again for up to %g s", str(error).rstrip("."), self._seconds_max)
         self._pause_seconds = min(self._pause_seconds * 2, _PAUSE_SECONDS_MAX)
 
 
@@ -80,7 +86,10 @@ _ADVICE = {
     "NOT_CLAIMED": "this read has lost its claim; load again",
     "STALE_EPOCH": "the claim of this read was taken over, or ended by an operator; load again",
     "QUOTA_EXCEEDED": "read with fewer tasks, or ask for a larger quota, in the server's configuration",
-    "SEQUENCE_GONE": "events that this read was planned for have been consumed; load again",
+    "SEQUENCE_GONE": (
+        "events that this read was planned for are gone: consumed, purged or expired; load again, or set the option "
+        "failOnDataLoss to false to read those that remain"
+    ),
 }
 """Advice that follows the client's message, by the reason of the error."""
 

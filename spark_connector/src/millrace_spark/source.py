@@ -147,7 +147,7 @@ class MillraceReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        options = self._options
+        options, tasks = self._options, self._options.tasks
         ranges = options.source
         if isinstance(ranges, ClaimOptions):
             from millrace_spark.reading.tasks import bounds_since, claim_all
@@ -155,9 +155,9 @@ class MillraceReader(DataSourceReader):
             ranges = claim_all(ranges)
             starting = options.starting
             if not isinstance(starting, Bounds):
-                starting = bounds_since(starting, ranges, options.security)
-            ranges = cut_ranges(ranges, starting, options.ending, fail_on_data_loss=options.fail_on_data_loss)
+                starting = bounds_since(starting, ranges, tasks.security)
+            ranges = cut_ranges(ranges, starting, options.ending, fail_on_data_loss=tasks.fail_on_data_loss)
         return split_among_tasks(ranges, options.partitions.events_max, options.partitions.count_min)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        return read_rows(partition, self._schema, self._options)
+        return read_rows(partition, self._schema, self._options.tasks)

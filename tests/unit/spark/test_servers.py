@@ -24,8 +24,8 @@ class FakeTime:
         self.now += seconds
 
 
-def test_wait_grows_up_to_a_bound_and_ends() -> None:
-    """Retries become less frequent, and end after the retry time."""
+def test_wait_grows_up_to_a_bound_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """Retries become less frequent, are logged once, and end after the retry time."""
     time = FakeTime()
     retries = RetryPolicy(10.0, clock=time.clock, pause=time.pause)
     attempts = 0
@@ -37,6 +37,7 @@ def test_wait_grows_up_to_a_bound_and_ends() -> None:
     assert time.pauses[:5] == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert max(time.pauses) == 2.0
     assert sum(time.pauses) == pytest.approx(10.0)
+    assert [record.getMessage() for record in caplog.records] == ["gone; trying again for up to 10 s"]
 
 
 def test_reset_ends_the_series_of_failures() -> None:

@@ -12,6 +12,7 @@ from millrace_spark.errors import OptionError
 from millrace_spark.option_values import (
     LEASE_SECONDS_MAX,
     PLAINTEXT,
+    RETRY_SECONDS_MAX,
     SECURITY_OPTIONS,
     OptionValues,
     Security,
@@ -19,6 +20,7 @@ from millrace_spark.option_values import (
     parse_count,
     parse_flag,
     parse_lease,
+    parse_retry,
     parse_seconds,
     parse_timestamp,
     security_of,
@@ -101,7 +103,8 @@ OPTIONS: Mapping[str, str] = {
     ),
     "takeover": "true: end another reader's claim on the channels; default: false",
     "retrySeconds": (
-        f"how long the driver and each task retry calls to a server that is unreachable; default: {RETRY_SECONDS:.0f}"
+        f"how long the driver and each task retry calls to a server that is unreachable; default: {RETRY_SECONDS:.0f}, "
+        f"at most {RETRY_SECONDS_MAX:,.0f}"
     ),
     "ranges": (
         "batch: the ranges of claim_ranges(); goes with endpoints, maxEventsPerPartition, minPartitions, retrySeconds, "
@@ -155,6 +158,15 @@ class ClaimOptions:
     takeover: bool
     retry_seconds: float = RETRY_SECONDS
     security: Security = PLAINTEXT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """How tasks read their ranges."""
+
+    fail_on_data_loss: bool = True
+    retry_seconds: float = RETRY_SECONDS
+    security: Security = PLAINTEXT
     tracing: JobTracing | None = None
 
 
@@ -176,10 +188,7 @@ class BatchOptions:
     partitions: PartitionLimits
     starting: Bounds | datetime
     ending: Bounds
-    fail_on_data_loss: bool
-    retry_seconds: float
-    security: Security = PLAINTEXT
-    tracing: JobTracing | None = None
+    tasks: TaskOptions = TaskOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +212,7 @@ class StreamOptions:
     limits: TriggerLimits
     starting: Bounds | datetime
     ack_mode: AckMode
-    fail_on_data_loss: bool
+    tasks: TaskOptions = TaskOptions()
 
 
 def check_options(options: Mapping[str, str]) -> None:
@@ -235,10 +244,7 @@ def parse_batch_options(options: Mapping[str, str], default_reader_id: str) -> B
         partitions=_partition_limits(values, EVENTS_PER_PARTITION),
         starting=_starting(values),
         ending=values.value("endingSequences", _parse_ending, Bounds("latest")),
-        fail_on_data_loss=values.value("failOnDataLoss", parse_flag, default=True),
-        retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
-        security=security_of(values),
-        tracing=JobTracing.of(values),
+        tasks=_task_options(values),
     )
 
 
@@ -265,7 +271,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         limits=limits,
         starting=_starting(values),
         ack_mode=AckMode(values.value("ackMode", parse_choice(*(mode.value for mode in AckMode)), "progress")),
-        fail_on_data_loss=values.value("failOnDataLoss", parse_flag, default=True),
+        tasks=_task_options(values),
     )
 
 
@@ -286,7 +292,15 @@ def _claim_options(values: OptionValues, default_reader_id: str, lease_seconds: 
         reader_id=values.text("readerId") or default_reader_id,
         lease_seconds=values.value("leaseSeconds", parse_lease, lease_seconds),
         takeover=values.value("takeover", parse_flag, default=False),
-        retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
+        retry_seconds=values.value("retrySeconds", parse_retry, RETRY_SECONDS),
+        security=security_of(values),
+    )
+
+
+def _task_options(values: OptionValues) -> TaskOptions:
+    return TaskOptions(
+        fail_on_data_loss=values.value("failOnDataLoss", parse_flag, default=True),
+        retry_seconds=values.value("retrySeconds", parse_retry, RETRY_SECONDS),
         security=security_of(values),
         tracing=JobTracing.of(values),
     )

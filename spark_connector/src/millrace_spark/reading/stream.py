@@ -50,7 +50,7 @@ class Stream:
     def __init__(self, options: StreamOptions) -> None:
         self._options = options
         self._claims = StreamClaims(options.claim)
-        self._losses = DataLossPolicy(is_fatal=options.fail_on_data_loss)
+        self._losses = DataLossPolicy(is_fatal=options.tasks.fail_on_data_loss)
         self._removed = RemovedShards(options.claim, self._losses)
         self._planner = BatchPlanner(options.limits)
         self._starts = StartPositions(options.starting, self._claims, self._losses)

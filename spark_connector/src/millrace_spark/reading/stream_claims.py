@@ -47,6 +47,7 @@ class StreamClaims:
         self._claims: dict[Shard, ShardClaim] = {}
         self._body_bytes: dict[Shard, float] = {}
         self._failing_since: dict[Shard, float] = {}
+        self._refusals: dict[Shard, str] = {}
         self._is_released = threading.Event()
         self._discovery: threading.Thread | None = None
         self._clients = {
@@ -61,8 +62,7 @@ class StreamClaims:
             raise
         channels = options.channels
         if any(map(is_pattern, channels)) or len(self._claims) < len(channels) * len(self._clients):
-            self._discovery = threading.Thread(target=self._discover_channels, name="millrace-discovery", daemon=True)
-            self._discovery.start()
+            self._start_discovery()
 
     @property
     def views(self) -> dict[Shard, ShardView]:
@@ -147,9 +147,10 @@ class StreamClaims:
         self._begin(shard, retries)
 
     def drop(self, shard: Shard) -> None:
-        """Removes a shard whose channel was deleted."""
+        """Removes a shard whose channel was deleted, until there is a channel of that name again."""
         with self.changed:
             self._claims.pop(shard).stop()
+        self._start_discovery()
 
     def release(self) -> None:
         """Ends all claims whose servers respond in time; may be repeated."""
@@ -193,8 +194,8 @@ class StreamClaims:
         return responses
 
     def _record_failure(self, shard: Shard, error: millrace.MillraceError) -> None:
-        if ends_claim(error):
-            # The shard's claim fails in the same way, and is claimed again.
+        if ends_claim(error) or isinstance(error, millrace.SequenceGoneError):
+            # The shard's claim fails in the same way, and is claimed again; or its next response shows what is gone.
             return
         since = self._failing_since.setdefault(shard, time.monotonic())
         is_passing = error.advice in TRANSIENT or isinstance(error, millrace.UnauthenticatedError)
@@ -239,6 +240,11 @@ class StreamClaims:
         # An unreachable server may be misspelt, and is an error at once; one that is still starting is retried.
         return RetryPolicy(self.options.retry_seconds, STARTING, pause=self._sleep)
 
+    def _start_discovery(self) -> None:
+        if self._discovery is None:
+            self._discovery = threading.Thread(target=self._discover_channels, name="millrace-discovery", daemon=True)
+            self._discovery.start()
+
     def _discover_channels(self) -> None:
         """Claims new channels, on the servers of the options."""
         while not self._is_released.wait(DISCOVERY_SECONDS):
@@ -256,7 +262,9 @@ class StreamClaims:
             self._begin(shard, self._startup_retries())
         except MillraceSparkError as error:
             # A channel that another reader holds, or that is deleted already, must not end the query.
-            if not self._is_released.is_set():
+            if not self._is_released.is_set() and self._refusals.get(shard) != str(error):
+                self._refusals[shard] = str(error)
                 _log.warning("%s; the query continues without it and will try again", error)
         else:
+            self._refusals.pop(shard, None)
             _log.info("channel %s: joined", shard)

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 from millrace_spark.errors import OptionError
-from millrace_spark.reading.options import BatchOptions, ClaimOptions, StreamOptions
+from millrace_spark.reading.options import StreamOptions, TaskOptions
 from millrace_spark.reading.ranges import RangePartition
 from millrace_spark.workers import require_modules
 
@@ -95,7 +95,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened().partitions(end)
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        return read_rows(partition, self._schema, self._options.claim)
+        return read_rows(partition, self._schema, self._options.tasks)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._opened().commit(end)
@@ -157,9 +157,7 @@ class InvalidStreamReader(MillraceStreamReader):
         raise self._error
 
 
-def read_rows(
-    partition: InputPartition, schema: StructType, options: ClaimOptions | BatchOptions
-) -> "Iterator[pa.RecordBatch]":
+def read_rows(partition: InputPartition, schema: StructType, options: TaskOptions) -> "Iterator[pa.RecordBatch]":
     """Reads a partition in a task, of a batch read or of a stream."""
     # Without partitions Spark creates one of its own, which has no rows.
     if not isinstance(partition, RangePartition):
@@ -167,7 +165,7 @@ def read_rows(
     require_modules()
     from millrace_spark.reading.tasks import read_partition
 
-    return read_partition(partition, arrow_schema(schema), options.retry_seconds, options.security, options.tracing)
+    return read_partition(partition, arrow_schema(schema), options)
 
 
 def arrow_schema(schema: StructType) -> "pa.Schema":

@@ -1,7 +1,9 @@
 """The calls of Spark's planner and tasks: claim ranges, and read them."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -10,17 +12,19 @@ import millrace_client as millrace
 from millrace.arrow import record_batches
 from millrace.tracing import note_received
 from millrace_spark.errors import MillraceSparkError
-from millrace_spark.option_values import PLAINTEXT, Security
+from millrace_spark.option_values import Security
 from millrace_spark.reading.bounds import Bounds
-from millrace_spark.reading.options import RETRY_SECONDS, ClaimOptions
+from millrace_spark.reading.options import ClaimOptions, TaskOptions
 from millrace_spark.reading.ranges import ClaimedRange, RangePartition
 from millrace_spark.servers import RetryPolicy, connected, find_shards, translated_errors
 from millrace_spark.shards import Shard
-from millrace_spark.tracing import JobTracing, traced
+from millrace_spark.tracing import traced
 from millrace_spark.workers import freeze_loaded_objects
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+_log = logging.getLogger("millrace_spark")
 
 
 def claim_all(options: ClaimOptions) -> tuple[ClaimedRange, ...]:
@@ -73,28 +77,23 @@ def claimed_range(endpoint: str, claim: millrace.Claim, *, is_held: bool) -> Cla
     )
 
 
-def read_partition(
-    partition: RangePartition,
-    schema: pa.Schema,
-    retry_seconds: float = RETRY_SECONDS,
-    security: Security = PLAINTEXT,
-    tracing: JobTracing | None = None,
-) -> Iterator[pa.RecordBatch]:
+def read_partition(partition: RangePartition, schema: pa.Schema, options: TaskOptions) -> Iterator[pa.RecordBatch]:
     """Reads a partition of a claimed range.
 
     Retries for `retry_seconds` if the server is unreachable, and continues after the last batch that arrived.
 
     Raises:
-        MillraceSparkError: The claim has ended, the events are gone, or the server is unreachable.
+        MillraceSparkError: The claim has ended, the server is unreachable, or events are gone and `fail_on_data_loss`
+            is set.
     """
     freeze_loaded_objects()
     claimed = partition.claimed
     with (
         translated_errors(claimed.endpoint, claimed.channel),
-        traced(tracing, "read", claimed.channel) as span,
-        security.connect(claimed.endpoint) as client,
+        traced(options.tracing, "read", claimed.channel) as span,
+        options.security.connect(claimed.endpoint) as client,
     ):
-        batches = _batches(client.channel(claimed.channel), partition, RetryPolicy(retry_seconds))
+        batches = _batches(client, partition, options)
         if span is not None:
             batches = _noted(batches, span)
         columns = ((batch.first_sequence, batch.columns, batch.times) for batch in batches)
@@ -102,18 +101,34 @@ def read_partition(
         yield from record_batches(columns, schema, constants)
 
 
-def _batches(channel: millrace.Channel, partition: RangePartition, retries: RetryPolicy) -> Iterator[millrace.Batch]:
+def _batches(client: millrace.Client, partition: RangePartition, options: TaskOptions) -> Iterator[millrace.Batch]:
     claimed = partition.claimed
-    position = partition.from_sequence
-    while True:
+    channel, retries = client.channel(claimed.channel), RetryPolicy(options.retry_seconds)
+    position, end = partition.from_sequence, partition.to_sequence
+    while position < end:
         try:
             epoch = claimed.epoch if claimed.is_held else _reclaimed_epoch(channel, claimed)
-            for batch in channel.read(
-                claimed.reader_id, from_sequence=position, to_sequence=partition.to_sequence, epoch=epoch
-            ):
+            for batch in channel.read(claimed.reader_id, from_sequence=position, to_sequence=end, epoch=epoch):
                 retries.reset()
                 yield batch
                 position = batch.first_sequence + len(batch)
+        except millrace.SequenceGoneError as error:
+            if options.fail_on_data_loss:
+                raise
+            info = retries.call(partial(client.admin.get_channel, claimed.channel))
+            _check_channel(info.channel_id, claimed)
+            remaining = max(position, info.gauges.first_sequence), min(end, info.gauges.next_sequence)
+            if remaining == (position, end):
+                raise
+            _log.warning(
+                "channel %s at %s: %s; failOnDataLoss is false, so the events that remain of %d to %d are read",
+                claimed.channel,
+                claimed.endpoint,
+                error,
+                position,
+                end - 1,
+            )
+            position, end = remaining
         except millrace.MillraceError as error:
             retries.wait(error)
         else:
@@ -134,9 +149,13 @@ def _noted(batches: Iterator[millrace.Batch], span: "Span") -> Iterator[millrace
 def _reclaimed_epoch(channel: millrace.Channel, claimed: ClaimedRange) -> int:
     """Claims again, since the claim of a batch read ends between two actions on a DataFrame."""
     claim = channel.claim(claimed.reader_id, claimed.lease_seconds)
-    if claim.channel_id != claimed.channel_id:
+    _check_channel(claim.channel_id, claimed)
+    return claim.epoch
+
+
+def _check_channel(channel_id: str, claimed: ClaimedRange) -> None:
+    if channel_id != claimed.channel_id:
         raise MillraceSparkError(
             f"channel {claimed.channel} at {claimed.endpoint}: was created again after this read was planned; "
             "load again"
         )
-    return claim.epoch

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -14,7 +14,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 import millrace_client as millrace
 from millrace_spark.errors import MillraceSparkError
 from millrace_spark.option_values import Security
-from millrace_spark.servers import TRANSIENT, RetryPolicy, check_aliases, connected, translated_errors
+from millrace_spark.servers import STARTING, TRANSIENT, RetryPolicy, check_aliases, connected, translated_errors
 from millrace_spark.shards import Shard
 from millrace_spark.tracing import JobTracing, traced
 from millrace_spark.writing.options import WriteOptions, WriteRouting
@@ -66,13 +66,17 @@ def commit_advice(*, is_streaming: bool) -> Mapping[str, str]:
     }
 
 
-def check_targets(options: WriteOptions) -> None:
+def check_targets(options: WriteOptions, *, is_streaming: bool) -> None:
     """Checks that each server responds, and has the channel if the options name one."""
+    # An unreachable server of a save may be misspelt, and is an error at once. That of a stream may be down for a
+    # short time: Spark checks its targets again and again, since the processes that have done so end when idle.
+    retried = TRANSIENT if is_streaming else STARTING
     with connected(options.endpoints, options.security) as clients:
         homes: dict[str, str] = {}
         for endpoint, client in clients.items():
+            retries = RetryPolicy(options.retry_seconds, retried)
             with translated_errors(endpoint, options.channel, advice_by_reason=PUT_ADVICE):
-                there = _channels(client.admin, options.channel)
+                there = retries.call(partial(_channels, client.admin, options.channel))
             check_aliases(homes, endpoint, there)
 
 
@@ -86,8 +90,8 @@ def _channels(admin: millrace.Admin, name: str) -> Sequence[millrace.ChannelInfo
         return []
 
 
-check_targets_once = lru_cache(_KNOWN_MAX)(check_targets)
-"""Does the same once per process, so that a stream continues during an outage of a server."""
+check_stream_targets = lru_cache(_KNOWN_MAX)(partial(check_targets, is_streaming=True))
+"""Checks the targets of a stream, once per process, since Spark asks for each batch and each commit."""
 
 
 @dataclass(frozen=True)

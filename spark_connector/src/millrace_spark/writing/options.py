@@ -9,13 +9,14 @@ from millrace_spark.errors import OptionError
 from millrace_spark.option_values import (
     LEASE_SECONDS_MAX,
     PLAINTEXT,
+    RETRY_SECONDS_MAX,
     SECURITY_OPTIONS,
     OptionValues,
     Security,
     parse_choice,
     parse_flag,
     parse_lease,
-    parse_seconds,
+    parse_retry,
     security_of,
 )
 from millrace_spark.reading.options import OPTIONS, RETRY_SECONDS
@@ -50,7 +51,7 @@ WRITE_OPTIONS: Mapping[str, str] = {
     ),
     "retrySeconds": (
         "how long the driver and each task retry calls to a server that is unreachable, or a channel that is full; "
-        f"default: {RETRY_SECONDS:.0f}"
+        f"default: {RETRY_SECONDS:.0f}, at most {RETRY_SECONDS_MAX:,.0f}"
     ),
     **SECURITY_OPTIONS,
     **WRITE_TRACING_OPTIONS,
@@ -109,7 +110,7 @@ def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> Wr
         batch_numbers_increase=values.value("batchNumbersRise", parse_flag, default=is_streaming),
         routing=values.value("routing", _parse_routing, None),
         lease_seconds=values.value("leaseSeconds", parse_lease, LEASE_SECONDS),
-        retry_seconds=values.value("retrySeconds", parse_seconds, RETRY_SECONDS),
+        retry_seconds=values.value("retrySeconds", parse_retry, RETRY_SECONDS),
         security=security_of(values),
         tracing=JobTracing.of(values),
     )

@@ -72,7 +72,11 @@ class RowRouter:
                 "column channel: is null in a row; fill it in, or set the option channel, which applies to all rows"
             )
         encoded = plain(names).cast(pa.string()).dictionary_encode()
-        return encoded.dictionary.to_pylist(), None if len(encoded.dictionary) == 1 else encoded.indices
+        try:
+            channels = encoded.dictionary.to_pylist()
+        except UnicodeDecodeError:
+            raise MillraceSparkError("column channel: a name is not UTF-8; it must be that of a channel") from None
+        return channels, None if len(channels) == 1 else encoded.indices
 
     def _servers(self, columns: dict[str, pa.Array]) -> pa.Array | None:
         """Returns the index of each row's server; None if all rows go to the server of this turn."""

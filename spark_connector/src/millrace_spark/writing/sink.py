@@ -89,10 +89,13 @@ class MillraceStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _checked_options(options: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> WriteOptions:
-    from millrace_spark.writing.driver import check_targets, check_targets_once
+    from millrace_spark.writing.driver import check_stream_targets, check_targets
 
     checked = options_for(schema, parse_write_options(options, is_streaming=is_streaming))
-    (check_targets_once if is_streaming else check_targets)(checked)
+    if is_streaming:
+        check_stream_targets(checked)
+    else:
+        check_targets(checked, is_streaming=False)
     return checked
 
 

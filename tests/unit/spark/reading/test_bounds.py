@@ -57,7 +57,7 @@ CLAIMED = ClaimedRange(
 def cut(**given: str) -> tuple[ClaimedRange, ...]:
     options = parse_batch_options({"endpoints": "a:1", "channels": "orders"} | given, "somebody")
     assert isinstance(options.starting, Bounds)
-    return cut_ranges([CLAIMED], options.starting, options.ending, fail_on_data_loss=options.fail_on_data_loss)
+    return cut_ranges([CLAIMED], options.starting, options.ending, fail_on_data_loss=options.tasks.fail_on_data_loss)
 
 
 @pytest.mark.parametrize(

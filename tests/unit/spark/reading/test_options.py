@@ -18,6 +18,7 @@ from millrace_spark.reading.options import (
     ClaimOptions,
     PartitionLimits,
     StreamOptions,
+    TaskOptions,
     TriggerLimits,
     check_options,
     parse_batch_options,
@@ -62,8 +63,7 @@ def test_parse_batch_options_with_the_least_takes_defaults() -> None:
         partitions=PartitionLimits(events_max=250_000, count_min=1),
         starting=Bounds("earliest"),
         ending=Bounds("latest"),
-        fail_on_data_loss=True,
-        retry_seconds=120.0,
+        tasks=TaskOptions(fail_on_data_loss=True, retry_seconds=120.0),
     )
 
 
@@ -75,7 +75,7 @@ def test_parse_stream_options_with_the_least_takes_defaults() -> None:
         limits=TriggerLimits(events_max=None, bytes_max=None, events_min=1, delay_seconds_max=900.0),
         starting=Bounds("earliest"),
         ack_mode=AckMode.PROGRESS,
-        fail_on_data_loss=True,
+        tasks=TaskOptions(fail_on_data_loss=True, retry_seconds=120.0),
     )
 
 
@@ -109,8 +109,7 @@ def test_parse_batch_options_with_all_takes_them() -> None:
         partitions=PartitionLimits(events_max=7, count_min=3),
         starting=Bounds("earliest", {"orders": 7, "audit-1@a:1": "latest"}),
         ending=Bounds("latest", {"orders": 9}),
-        fail_on_data_loss=False,
-        retry_seconds=120.0,
+        tasks=TaskOptions(fail_on_data_loss=False, retry_seconds=120.0),
     )
 
 
@@ -180,6 +179,7 @@ def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
         (LEAST | {"leaseSeconds": "0"}, "option leaseSeconds: is '0'; it must be a"),
         (LEAST | {"leaseSeconds": "nan"}, "option leaseSeconds: is 'nan'; it must be a"),
         (LEAST | {"leaseSeconds": "2h"}, "option leaseSeconds: is '2h'; it must be at most 3,600 seconds"),
+        (LEAST | {"retrySeconds": "2d"}, "option retrySeconds: is '2d'; it must be at most 86,400 seconds"),
         (LEAST | {"takeover": "yes"}, "is 'yes'; it must be true or false"),
         (LEAST | {"maxEventsPerPartition": "0"}, "is '0'; it must be a whole number"),
         (LEAST | {"maxEventsPerPartition": "1e3"}, "is '1e3'; it must be a whole number"),
@@ -264,12 +264,12 @@ def test_security_options_reach_tasks_as_paths() -> None:
     batch = parse_batch_options(LEAST | files, "somebody")
     assert pickle.loads(pickle.dumps(batch)) == batch  # noqa: S301 - made here
     security = Security(tls=tls, token_file="/token")  # noqa: S106 - a path
-    assert (batch.security, batch.source) == (security, claim(security=security))
+    assert (batch.tasks.security, batch.source) == (security, claim(security=security))
     assert parse_stream_options(LEAST | files).claim.security == security
-    assert parse_batch_options(LEAST | {"tls.ca.file": "/ca.pem"}, "").security == Security(tls=Tls(ca="/ca.pem"))
-    assert parse_batch_options({"ranges": ranges_to_json([RANGE]), **files}, "").security == security
+    assert parse_batch_options(LEAST | {"tls.ca.file": "/ca.pem"}, "").tasks.security == Security(tls=Tls(ca="/ca.pem"))
+    assert parse_batch_options({"ranges": ranges_to_json([RANGE]), **files}, "").tasks.security == security
     kept = parse_batch_options(LEAST | {"Token": "secret"}, "")
-    assert (kept.security.token, "secret" in repr(kept)) == ("secret", False)
+    assert (kept.tasks.security.token, "secret" in repr(kept)) == ("secret", False)
 
 
 def test_servers_that_share_channels_are_one_endpoint_with_the_name_of_the_first() -> None:
@@ -279,7 +279,7 @@ def test_servers_that_share_channels_are_one_endpoint_with_the_name_of_the_first
     with claim.security.connect("a:1") as shared, claim.security.connect("c:1") as alone:
         assert (shared.endpoint, alone.endpoint) == ("a:1,b:1", "c:1")
     options = {"ranges": ranges_to_json([RANGE]), **claim.security.options}
-    assert parse_batch_options(options, "").security == claim.security
+    assert parse_batch_options(options, "").tasks.security == claim.security
 
 
 def test_readme_documents_each_option() -> None:

@@ -166,6 +166,21 @@ def test_shard_that_does_not_tell_where_its_next_event_is_waits(fakes: FakeServe
     assert ranges(stream.next_offset(first, is_limited=True))["orders@a:1"] == (1, 11)
 
 
+def test_events_that_are_purged_while_a_batch_is_planned_are_reported(
+    fakes: FakeServers, make_stream: MakeStream
+) -> None:
+    """The server refuses to read from them, but only the claim's next response shows how many they are."""
+    a = fakes.make("a:1", event_count=20)
+    stream = make_stream(endpoints="a:1", maxEventsPerTrigger="10")
+    start = stream.initial_offset()
+    fakes.silent.add("a:1")
+    fakes.refusal = millrace.SequenceGoneError("sequence 11 is acknowledged")
+    assert stream.next_offset(start, is_limited=True) is start
+    a.first = a.next
+    with pytest.raises(DataLossError, match="events 1 to 20 are gone, consumed by others, purged or expired"):
+        next_batch(stream, start)
+
+
 @pytest.mark.parametrize(
     ("refusal", "retry_seconds"),
     [
@@ -398,6 +413,22 @@ def test_channel_that_comes_joins_by_itself(
     assert ranges(end) == {"orders-1@a:1": (1, 1), "orders-3@a:1": (1, 3)}
     held.reader_id = None
     assert ranges(next_batch(stream, end))["orders-2@a:1"] == (1, 3)
+
+
+def test_channel_that_is_deleted_and_comes_back_joins_again(
+    fakes: FakeServers, make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query that tolerates lost events waits for the channel, although no pattern has it look for channels."""
+    monkeypatch.setattr(stream_claims, "DISCOVERY_SECONDS", 0.01)
+    fakes.make("a:1", event_count=5)
+    stream = make_stream(endpoints="a:1", failOnDataLoss="false")
+    first = next_batch(stream, stream.initial_offset())
+    with fakes.lock:
+        del fakes.channels["a:1", "orders"]
+    wait_until(lambda: stream.next_offset(first, is_limited=True) is first and "try again" in caplog.text)
+    fakes.make("a:1", event_count=3)
+    assert ranges(next_batch(stream, first)) == {"orders@a:1": (1, 4)}
+    assert caplog.text.count("try again") == 1
 
 
 def test_claim_that_is_granted_after_close_is_released(

@@ -94,6 +94,7 @@ def test_parse_write_options_of_a_stream_leaves_spark_s_own_out() -> None:
         ),
         ({"routing": "random"}, "option routing: is 'random'; it must be key or roundRobin"),
         ({"leaseSeconds": "2h"}, "option leaseSeconds: is '2h'; it must be at most 3,600 seconds"),
+        ({"retrySeconds": "2d"}, "option retrySeconds: is '2d'; it must be at most 86,400 seconds, which is a day"),
         ({"retrySeconds": "0"}, "option retrySeconds: is '0'; it must be a number of seconds above 0"),
         ({"path": "/x"}, "path '/x': is not supported; name the servers by the option endpoints"),
         ({"checkpointLocation": "/x"}, "option checkpointLocation: is unknown"),

@@ -106,6 +106,14 @@ def test_route_of_a_row_without_a_channel_is_refused() -> None:
         routed(options_to(), batch)
 
 
+def test_route_to_a_channel_whose_name_is_no_text_is_refused() -> None:
+    """Spark's strings may hold any bytes."""
+    name = pa.array([b"\xff"]).view(pa.string())
+    batch = batch_of([(0, "k", "x")]).set_column(2, "channel", name)
+    with pytest.raises(MillraceSparkError, match=r"^column channel: a name is not UTF-8"):
+        routed(options_to(), batch)
+
+
 def test_route_gives_rows_of_their_own() -> None:
     """The rows of one shard do not keep those of others in memory."""
     batch = batch_of([(number, "k", "rare" if number == 0 else "usual") for number in range(10_000)])

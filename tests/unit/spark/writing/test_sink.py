@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -7,13 +8,23 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StringType, StructField, StructType
 
+import millrace_client as millrace
 from millrace_spark import MillraceSparkError, OptionError
 from millrace_spark.shards import Shard
 from millrace_spark.writing import driver, tasks
-from millrace_spark.writing.driver import BatchCommit, ShardPuts, TaskPuts, puts_by_shard, stamp_producer_id, task_puts
+from millrace_spark.writing.driver import (
+    BatchCommit,
+    ShardPuts,
+    TaskPuts,
+    check_targets,
+    puts_by_shard,
+    stamp_producer_id,
+    task_puts,
+)
 from millrace_spark.writing.options import WriteOptions, parse_write_options
 from millrace_spark.writing.schema import options_for
 from millrace_spark.writing.sink import MillraceStreamWriter, MillraceWriter
+from tests.unit.spark.fake_servers import FakeServers
 
 HERE, THERE = Shard("orders", "a:1"), Shard("orders", "b:1")
 
@@ -46,6 +57,20 @@ def test_stamp_producer_id_differs_where_shares_may() -> None:
     by_key = {stamp_producer_id("p", options_to(endpoints)) for endpoints in ("a:1,b:1", "b:1,a:1", "a:1,b:1,c:1")}
     assert len(by_key) == 2
     assert all(name.startswith("p/") and len(name) < 20 for name in by_key)
+
+
+def test_check_targets_of_a_server_that_is_away_waits_in_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark has each new process check them, so also during a short outage. A save may name a wrong server."""
+    fakes = FakeServers()
+    monkeypatch.setattr(millrace, "connect", fakes.connect)
+    fakes.make("a:1")
+    fakes.away.add("a:1")
+    with pytest.raises(MillraceSparkError, match=r"^channel orders at a:1: cannot reach a:1"):
+        check_targets(options_to("a:1"), is_streaming=False)
+    returning = threading.Timer(0.05, fakes.away.clear)
+    returning.start()
+    check_targets(options_to("a:1"), is_streaming=True)
+    returning.join()
 
 
 class _Task:
