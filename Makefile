@@ -55,7 +55,7 @@ docs: setup ## draws diagrams and plots, and builds the site in build/site; with
 	@$(BIN)/python -m tools.site.diagrams
 	@$(BIN)/python -m tools.site.performance_plots
 	@$(if $(PICTURES),$(BIN)/python -m tools.site.terminals)
-	@$(if $(PICTURES),$(BIN)/python -m tools.photograph_console)
+	@$(if $(PICTURES),$(BIN)/python -m tools.site.console_screenshots)
 	@$(if $(PICTURES),$(BIN)/python -m tests.simulation.pictures)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "The documentation is in build/site: open build/site/index.html"

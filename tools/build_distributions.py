@@ -1,7 +1,7 @@
 """Builds the sdist and the wheel of each distribution, checks them, and adds a bill of materials and checksums.
 
-What it builds depends on the sources and the locked tools alone: building twice gives the same bytes. Each wheel is
-built from the sdist, which proves that the sdist is complete.
+Builds are reproducible: they depend only on the sources and the locked tools. Each wheel is built from the sdist, which
+proves that the sdist is complete.
 """
 
 import argparse
@@ -18,14 +18,14 @@ MATERIALS = "millrace-server.cdx.json"
 
 
 def build(folder: Path, *, is_checked: bool = True) -> None:
-    """Fills the folder, which is emptied first.
+    """Builds the packages into a folder, which is emptied first.
 
     Args:
-        folder: Where the packages go.
-        is_checked: False skips the checks, which take longer than the build, where another build has the same bytes.
+        folder: The folder.
+        is_checked: False skips the checks, which take longer than the build, for a repeated build of the same bytes.
 
     Raises:
-        subprocess.CalledProcessError: A distribution could not be built, or a check found a fault.
+        subprocess.CalledProcessError: A distribution could not be built, or a check has failed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for name in DISTRIBUTIONS:

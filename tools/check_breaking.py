@@ -1,7 +1,7 @@
-"""Checks that the wire contract still understands what was written for the version before.
+"""Checks that the wire contract is compatible with the previous version.
 
-That version is the newest release's tag, or before the first release the commit before this one. A first commit, or a
-clone without history, has none; then there is nothing to break.
+That is the tag of the newest release, or before the first release the previous commit. A first commit, or a clone
+without history, has no previous version, so there is nothing to compare.
 """
 
 import subprocess
@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints; None where it fails."""
+    """The output of git; None if it fails."""
     git = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return git.stdout.strip() if git.returncode == 0 else None
 
 
-def version_before() -> str | None:
-    """The git reference of the version before; None where there is none with a contract in it."""
+def previous_version() -> str | None:
+    """The git reference of the previous version; None if there is none that has a wire contract."""
     reference = _git("describe", "--tags", "--abbrev=0", "--match", "v*") or _git("rev-parse", "--verify", "HEAD^")
     if reference is None or _git("cat-file", "-e", f"{reference}:buf.yaml") is None:
         return None
@@ -26,7 +26,7 @@ def version_before() -> str | None:
 
 
 def main() -> None:
-    reference = version_before()
+    reference = previous_version()
     if reference is None:
         print("buf breaking: there is no version before this one")
         return

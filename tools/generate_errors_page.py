@@ -1,7 +1,7 @@
 """Generates `docs/errors.md`: the reasons of errors, as the code has them.
 
-`python -m tools.generate_errors_page` writes it, `--check` fails where what is committed is stale. The meaning of a
-reason is the docstring of the server's error, and of the client's where only the client has it.
+`python -m tools.generate_errors_page` writes it; `--check` fails if the committed page is stale. The meaning of a
+reason is the docstring of the server's error, or of the client's if only the client has it.
 """
 
 import inspect
@@ -62,13 +62,13 @@ _REMEDIES = {
     "EVENT_DROPPED": "raise `buffer_bytes_max`, or choose another `overflow`",
     "SEND_FAILED": "see the reason of the cause on this page",
 }
-"""Where the command line has nothing to add to the message, but a program's author has something to do."""
+"""Remedies for programs, where the command line has no advice to add to the message."""
 
 
 def page() -> str:
-    """The page as it should be."""
-    told = docstrings_of(RetryAdvice)
-    advice = (f"| {one.value} | {told[one.name]} |\n" for one in RetryAdvice)
+    """The content of the page."""
+    meanings = docstrings_of(RetryAdvice)
+    advice = (f"| {one.value} | {meanings[one.name]} |\n" for one in RetryAdvice)
     return "".join([_INTRODUCTION, *advice, _SERVER, *_server_rows(), _CLIENT, *_client_rows()])
 
 

@@ -1,10 +1,10 @@
 """Generates the committed Python code of the wire contract.
 
-`python tools/generate_protos.py` writes it, `--check` fails where what is committed is stale. The generator is
-grpcio-tools as pinned by the locked requirements, so that two machines make the same bytes.
+`python tools/generate_protos.py` writes it; `--check` fails if the committed code is stale. The generator is the
+version of grpcio-tools in the locked requirements, so that all machines generate the same bytes.
 
 The wire uses google.rpc.Status. The client must not need googleapis-common-protos for that one message, so the two
-files of google.rpc are generated too, under `millrace.googleapis`, which steps aside for the real package where that is
+files of google.rpc are generated too, under `millrace.googleapis`, which gives way to the real package if that is
 installed; see its docstring.
 """
 
@@ -28,7 +28,7 @@ FOLDERS = {
     Path("storage/v1"): Path("server/src/millrace_server/storage/v1"),
     Path("google/rpc"): Path("client/src/millrace/googleapis/rpc"),
 }
-"""Where protoc puts a package, and where it is committed."""
+"""The directory of a package in protoc's output, and in the repository."""
 
 _GOOGLE_RPC_IMPORT = re.compile(r"^from google\.rpc import", re.MULTILINE)
 
@@ -66,7 +66,7 @@ def _install(source: Path, target: Path) -> None:
 
 
 def _stale_files() -> list[Path]:
-    """Files that generating again would change, add or drop."""
+    """The files that generating again would change, add or remove."""
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch)
         generate(fresh)

@@ -1,7 +1,7 @@
-"""Generates `docs/settings.md`: every setting of the configuration file, as the code has it.
+"""Generates `docs/settings.md`: every setting of the configuration file, from the code.
 
-`python -m tools.generate_settings_page` writes it, `--check` fails where what is committed is stale. What is said of a
-setting is the docstring below its field; defaults and limits are the model's own.
+`python -m tools.generate_settings_page` writes it; `--check` fails if the committed page is stale. The description of a
+setting is the docstring below its field; defaults and limits are those of the model.
 """
 
 import inspect
@@ -59,7 +59,7 @@ _OF_REPLICATED = {"engine": "`server.engine`", "min_free_bytes": "a tenth of the
 
 
 class _Shared(NamedTuple):
-    """Settings that many tables have, told in one place."""
+    """Settings that many tables have, described in one place."""
 
     model: type[BaseModel]
     title: str
@@ -72,7 +72,7 @@ _ALL_SINKS = _Shared(SinkConfig, "All sinks")
 
 
 def page() -> str:
-    """The page as it should be."""
+    """The content of the page."""
     return "\n".join([_INTRODUCTION, *_sections()])
 
 
@@ -123,13 +123,13 @@ def _choices(what: str, union: object, shared: Sequence[_Shared] = ()) -> Iterat
 def _section(title: str, model: type[BaseModel], shared: Sequence[_Shared] = (), level: int = 2) -> Iterator[str]:
     yield f"{'#' * level} {title}\n"
     yield f"{inspect.cleandoc(model.__doc__ or '')}\n"
-    told_elsewhere = [one for one in shared if one.model.model_fields.keys() <= model.model_fields.keys()]
-    if told_elsewhere:
+    described_elsewhere = [one for one in shared if one.model.model_fields.keys() <= model.model_fields.keys()]
+    if described_elsewhere:
         links = " and of ".join(
-            f"[{one.title[0].lower()}{one.title[1:]}](#{_anchor(one.title)})" for one in told_elsewhere
+            f"[{one.title[0].lower()}{one.title[1:]}](#{_anchor(one.title)})" for one in described_elsewhere
         )
         yield f"It has the settings of {links}.\n"
-    rows = list(_rows(model, told_elsewhere))
+    rows = list(_rows(model, described_elsewhere))
     if rows:
         yield "\n".join(["| setting | default | description |", "| --- | --- | --- |", *rows, ""])
 
@@ -138,20 +138,20 @@ def _anchor(title: str) -> str:
     return title.lower().replace(" ", "-").replace("`", "")
 
 
-def _rows(model: type[BaseModel], told_elsewhere: Sequence[_Shared]) -> Iterator[str]:
-    told = _docstrings(model)
+def _rows(model: type[BaseModel], described_elsewhere: Sequence[_Shared]) -> Iterator[str]:
+    descriptions = _docstrings(model)
     for name, field in model.model_fields.items():
-        if name == "type" or any(_is_same(field, one.model.model_fields.get(name)) for one in told_elsewhere):
+        if name == "type" or any(_is_same(field, one.model.model_fields.get(name)) for one in described_elsewhere):
             continue
-        what = " ".join([told[name], *_limits(field, told[name])]).replace("|", r"\|")
+        what = " ".join([descriptions[name], *_limits(field, descriptions[name])]).replace("|", r"\|")
         yield f"| `{name}` | {default_of(model, name)} | {what} |"
 
 
-def _limits(field: FieldInfo, told: str) -> Iterator[str]:
-    """What a setting may be, where its docstring does not say so and its default does not show it."""
+def _limits(field: FieldInfo, description: str) -> Iterator[str]:
+    """The allowed values of a setting, unless its docstring and its default show them."""
     allowed = allowed_values(field)
     words = re.findall('"[^"]+"', allowed)
-    if any(word.strip('"') not in told for word in words) or any(character.isdigit() for character in allowed):
+    if any(word.strip('"') not in description for word in words) or any(character.isdigit() for character in allowed):
         yield f"*{allowed[0].upper()}{allowed[1:]}.*"
 
 
@@ -200,11 +200,11 @@ def _written(value: object) -> str:
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """The description of each field, in one line; for a field that a subclass redeclares, that of the subclass."""
-    told: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for declaring in reversed(model.__mro__):
         if issubclass(declaring, BaseModel) and declaring is not BaseModel:
-            told |= docstrings_of(declaring)
-    return told
+            descriptions |= docstrings_of(declaring)
+    return descriptions
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def _docstrings(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def write_or_check(name: str, content: str, description: str | None) -> None:
-    """Writes a page, or with the argument `--check` exits with an error if the committed page is another."""
+    """Writes a page, or with the argument `--check` exits with an error if the committed page differs."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where the page is stale")
     page = DOCS / name

@@ -1,7 +1,7 @@
-"""Locks the requirements: each `requirements/*.in` becomes a `.txt` with versions and hashes, and without addresses.
+"""Locks the requirements: each `requirements/*.in` becomes a `.txt` with versions and hashes, but without URLs.
 
-One lock holds for every Python that the distributions allow and for every platform, since uv resolves them all at once.
-Versions stay as they are locked unless `--upgrade` is given.
+A lock is valid for all supported versions of Python and all platforms, which uv resolves together. Locked versions stay
+the same unless `--upgrade` is given.
 """
 
 import argparse
@@ -18,7 +18,7 @@ LOCKS = ("dev", "build", "server")
 
 def lock(name: str, *, upgrade: bool) -> None:
     """Writes `requirements/<name>.txt`."""
-    # Paths are relative to the root, so that the files say nothing of the machine that made them.
+    # Paths are relative to the root, so that the files do not depend on the machine.
     command = [
         *("uv", "pip", "compile", f"requirements/{name}.in", "--output-file", f"requirements/{name}.txt", "--quiet"),
         *("--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes"),

@@ -1,7 +1,7 @@
 """Releases the version that the changelog begins with: dates it, builds the packages, commits and tags.
 
-Nothing leaves this machine: pushing the tag starts the workflow that tests, builds and publishes. With `--next` the
-command opens the version after it, instead: the changelog gets its heading, and the distributions its number.
+Nothing is published: pushing the tag starts the workflow that tests, builds and publishes. With `--next`, it opens the
+following version instead: the changelog gets its heading, and the distributions get its number.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def _refuse_unless_ready() -> None:
 def _release() -> None:
     version, date = _newest()
     _refuse_other_versions(version)
-    # Before anything is built: without its tag, the commit of a release would be in the way.
+    # Checked before the build: a release commit without its tag would have to be undone.
     if date == "unreleased" and _git("tag", "--list", f"v{version}"):
         raise ReleaseError(f"there is a tag v{version} already; if it is not of a release: git tag --delete v{version}")
     date_version(dt.datetime.now(dt.UTC).date())

@@ -1,8 +1,8 @@
 """Builds the virtual environment that the other targets of the Makefile use: the three distributions and all tools.
 
-It installs exactly the locked requirements, checked by their hashes, and the distributions themselves as editable, so
-that what is edited is what runs. If nothing has changed since the last time, it does nothing. It needs an interpreter
-with `venv` and nothing else; run it with the one that the environment shall have.
+It installs exactly the locked requirements, checked by their hashes, and the distributions in editable mode. If nothing
+has changed since the last time, it does nothing. It needs only an interpreter with `venv`, which becomes that of the
+environment.
 """
 
 import argparse
@@ -22,15 +22,15 @@ _UNFINISHED = "unfinished"
 """The stamp of an environment that is being built."""
 
 _OF_ENVIRONMENT = {"bin", "include", "lib", "lib64"}
-"""What a virtual environment whose creation was killed may have so far."""
+"""The contents that an unfinished virtual environment may have."""
 
 
 class SetupFailedError(Exception):
-    """Raised where a step fails; its message is for the user."""
+    """Raised when a step fails; the message is for the user."""
 
 
 class Environment:
-    """A virtual environment, with a log of the commands that built it and a stamp of what it was built from."""
+    """A virtual environment, with a log of the commands that built it and a fingerprint of its inputs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,11 +39,11 @@ class Environment:
         self.log = folder / "setup.log"
 
     def is_up_to_date(self) -> bool:
-        """Tells whether building again would change nothing."""
+        """Whether building again would change nothing."""
         return self._python.exists() and self._stamp.exists() and self._stamp.read_text() == fingerprint()
 
     def build(self) -> None:
-        """Makes the environment what the locked requirements say.
+        """Builds the environment from the locked requirements.
 
         Raises:
             SetupFailedError: A step failed; the next run begins with an empty environment.
@@ -58,8 +58,8 @@ class Environment:
         pip = (str(self._python), "-m", "pip", "--disable-pip-version-check", "--quiet")
         self._run(*pip, "install", "--require-hashes", "--requirement", str(BUILD_LOCK))
         print("  packages; building PySpark's takes longest", flush=True)
-        # Hashes are checked of what builds a distribution, too, so nothing is built in an environment of its own. No
-        # compiler is needed: everything is a wheel but PySpark, which has no compiled parts.
+        # Without build isolation, the hashes of build tools are checked too. No compiler is needed: everything is a
+        # wheel except PySpark, which has no compiled parts.
         wheels = ("--no-build-isolation", "--only-binary=:all:", "--no-binary=pyspark")
         self._uv("sync", *wheels, "--require-hashes", str(BUILD_LOCK), str(LOCK))
         # Spark's Python processes prefer this second copy of PySpark, and each would compile it: that takes 0.8 s.
@@ -72,13 +72,13 @@ class Environment:
         self._stamp.write_text(fingerprint())
 
     def _refuse_unless_replaceable(self) -> None:
-        """Refuses a folder with other contents, such as the checkout itself, which an empty VENV would name."""
+        """Refuses a folder with other contents, such as the checkout itself, which an empty VENV would refer to."""
         found = {path.name for path in self._folder.iterdir()} if self._folder.exists() else set()
         if "pyvenv.cfg" not in found and not found <= _OF_ENVIRONMENT:
             raise SetupFailedError(f"{self._folder} holds other files, which a virtual environment would replace")
 
     def _is_usable(self) -> bool:
-        """Tells whether an environment of this interpreter was made right here; its scripts hold its path."""
+        """Whether this interpreter created the environment at this path, which its scripts contain."""
         if self._stamp.exists() and self._stamp.read_text() == _UNFINISHED:
             return False
         pip = self._folder / "bin" / "pip"
@@ -121,7 +121,7 @@ class Environment:
 
 
 def fingerprint() -> str:
-    """Changes where an environment has to be built again."""
+    """A hash that changes when the environment must be built again."""
     inputs = [Path(__file__), BUILD_LOCK, LOCK, *(ROOT / name / "pyproject.toml" for name in DISTRIBUTIONS)]
     digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
     for path in inputs:

@@ -28,9 +28,9 @@ class Library(TypedDict):
     version: str
     licence: str
     files: dict[str, str]
-    """The names here of the files of the package."""
+    """The names in this folder, by the files of the package."""
     sha256: dict[str, str]
-    """By name here; the text of the licence is one of them."""
+    """By name in this folder, including the text of the licence."""
 
 
 def libraries(folder: Path) -> list[Library]:

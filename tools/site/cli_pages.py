@@ -40,7 +40,7 @@ PROGRAMS = tuple(_APPS)
 
 @cache
 def command_of(program: str) -> Any:
-    """A program with all its commands, also those that it imports only when they are called."""
+    """A program with all its commands, including those that it imports only when they are called."""
     command: Any = get_command(_APPS[program])
     if program == "millrace":
         command.commands = {name: loaded_command(name) for name in COMMANDS}
@@ -54,7 +54,7 @@ def page() -> str:
 
 def _describe(program: str) -> str:
     command = command_of(program)
-    _say_all(command)
+    _keep_whole_sentences(command)
     described: str = get_docs_for_click(obj=command, ctx=typer.Context(command), name=program)
     # What the help shows as it is written, such as exit codes.
     described = _AS_WRITTEN.sub(lambda match: f"```text\n{match[1].strip()}\n```\n", described)
@@ -64,8 +64,8 @@ def _describe(program: str) -> str:
     return re.sub(r"^#", "##", described, flags=re.MULTILINE)
 
 
-def _say_all(command: Any) -> None:
-    """Lets lists of commands have whole sentences, which are cut to the width of a terminal otherwise."""
+def _keep_whole_sentences(command: Any) -> None:
+    """Prevents that sentences in lists of commands are cut to the width of a terminal."""
     for inner in getattr(command, "commands", {}).values():
         inner.short_help = " ".join((inner.short_help or inner.help or "").partition("\n\n")[0].split())
-        _say_all(inner)
+        _keep_whole_sentences(inner)

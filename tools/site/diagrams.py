@@ -51,7 +51,7 @@ class Arrow(NamedTuple):
 
 
 class Diagram(NamedTuple):
-    """A picture: its size, what a reader who does not see it is told, and its parts."""
+    """A picture: its size, its text alternative, and its parts."""
 
     width: int
     height: int

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages that the code or other files of the repository have, and links that lead out of `docs`."""
+"""Hooks of mkdocs: pages from the code and from files outside `docs`, and links to such files."""
 
 import os
 import re
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.site import cli_pages, flume_pages, proto_pages  # noqa: E402 - found by the line above
 
-BROUGHT = {
+OUTSIDE_PAGES = {
     "index.md": "README.md",
     "spark.md": "spark_connector/README.md",
     "contributing.md": "CONTRIBUTING.md",
@@ -29,7 +29,7 @@ BROUGHT = {
 DESCRIBED = {"reference/grpc.md": "protos/millrace/v1"}
 """Pages of the site that describe folders of the repository."""
 
-BROUGHT_FOLDERS = ("deploy", "examples", "protos", "third_party")
+OUTSIDE_FOLDERS = ("deploy", "examples", "protos", "third_party")
 """Folders of the repository whose files the site has under the same names, for readers without a checkout."""
 
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<target>[^)\s]+)\)")
@@ -50,26 +50,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/flume_properties.md": flume_pages.page(),
         "reference/grpc.md": proto_pages.page(),
     }
-    for place, path in BROUGHT.items():
+    for place, path in OUTSIDE_PAGES.items():
         generated[place] = (ROOT / path).read_text(encoding="utf-8")
     for place, content in generated.items():
         files.append(File.generated(config, place, content=content))
     shim = ROOT / "tools" / "site" / "vendor" / "iframe-worker.js"
     files.append(File.generated(config, _VENDORED_SHIM, abs_src_path=str(shim)))
-    for name in _brought_files():
+    for name in _outside_files():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
 
 
-def _brought_files() -> list[str]:
-    """Returns the files of the folders that the site has, without those that only a checkout makes."""
-    listed = subprocess.run(["git", "ls-files", "-z", *BROUGHT_FOLDERS], cwd=ROOT, capture_output=True, check=True)
+def _outside_files() -> list[str]:
+    """Returns the files of these folders that git tracks."""
+    listed = subprocess.run(["git", "ls-files", "-z", *OUTSIDE_FOLDERS], cwd=ROOT, capture_output=True, check=True)
     # Markdown would become pages, which have no place in the navigation.
     return [name for name in listed.stdout.decode().split("\0") if name and not name.endswith(".md")]
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001 - mkdocs names them
-    """Takes what the search of pages opened as files needs from the site, not from elsewhere."""
+    """Replaces the URL of a script, which the search needs if pages are opened as files, by the site's own copy."""
     here = os.path.relpath(_VENDORED_SHIM, PurePosixPath(page.url).parent)
     return _SHIM.sub(here, output)
 
@@ -80,9 +80,9 @@ def on_page_markdown(
     config: MkDocsConfig,  # noqa: ARG001 - mkdocs names them
     files: Files,
 ) -> str:
-    """Lets links between files of the repository lead to pages of the site, and names the files that are none."""
+    """Rewrites links between files of the repository to pages of the site; links to other files become their names."""
     place = PurePosixPath(page.file.src_uri)
-    origin = PurePosixPath(BROUGHT.get(str(place), f"docs/{place}"))
+    origin = PurePosixPath(OUTSIDE_PAGES.get(str(place), f"docs/{place}"))
 
     def follow(match: re.Match[str]) -> str:
         found = _site_target(match["target"], origin, place, files)
@@ -95,7 +95,7 @@ def on_page_markdown(
 
 
 def _by_scheme(picture: re.Match[str]) -> str:
-    """Both pictures, of which the theme shows one: the scheme of a page is not always that of the system."""
+    """Both pictures, of which the theme shows one, since the scheme of a page may differ from that of the system."""
     dark = re.sub(r'src="[^"]+"', f'src="{picture["dark"]}#only-dark"', picture["image"])
     light = re.sub(r'src="([^"]+)"', r'src="\1#only-light"', picture["image"])
     return light + dark
@@ -107,10 +107,10 @@ def _site_target(target: str, origin: PurePosixPath, place: PurePosixPath, files
     if not address or re.match(r"[a-z]+:|<", address):
         return target
     wanted = PurePosixPath(os.path.normpath(origin.parent / address))
-    uri = next((page for page, path in (BROUGHT | DESCRIBED).items() if path == str(wanted)), None)
-    if uri is None and wanted.parts[0] in {"docs", *BROUGHT_FOLDERS}:
+    uri = next((page for page, path in (OUTSIDE_PAGES | DESCRIBED).items() if path == str(wanted)), None)
+    if uri is None and wanted.parts[0] in {"docs", *OUTSIDE_FOLDERS}:
         uri = str(wanted).removeprefix("docs/")
     if uri is None or files.get_file_from_path(uri) is None:
-        # What does not exist at all stays as it is, so that mkdocs reports it.
+        # A link to a file that does not exist is kept, so that mkdocs reports it.
         return None if (ROOT / wanted).exists() else target
     return os.path.relpath(uri, place.parent) + hash_ + anchor

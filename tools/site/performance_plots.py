@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,30 +66,23 @@ def plots(report: dict[str, Any]) -> dict[str, str]:
 
 
 def _rates(report: dict[str, Any], figures: Sequence[Figure]) -> list[Bar]:
-    bars = []
-    for figure in figures:
-        rounds = _rounds(report, figure)
-        median = report["scenarios"][figure.scenario]["contenders"][figure.contender]["events_per_second"]
-        is_ours = "Producer" in figure.name or figure.scenario != "file_peers"
-        bars.append(Bar(figure.name, median, min(rounds), max(rounds), is_ours))
-    return bars
+    return [
+        _bar(report, figure, lambda rate: rate, is_ours="Producer" in figure.name or figure.scenario != "file_peers")
+        for figure in figures
+    ]
 
 
 def _latencies(report: dict[str, Any]) -> list[Bar]:
-    bars = []
-    for figure in LATENCY:
-        rounds = [_MILLISECONDS / rate for rate in _rounds(report, figure)]
-        median = report["scenarios"][figure.scenario]["contenders"][figure.contender]["events_per_second"]
-        is_ours = figure.contender == "Append"
-        bars.append(Bar(figure.name, _MILLISECONDS / median, min(rounds), max(rounds), is_ours))
-    return bars
-
-
-def _rounds(report: dict[str, Any], figure: Figure) -> list[float]:
-    rates: list[float] = report["scenarios"][figure.scenario]["contenders"][figure.contender][
-        "rounds_events_per_second"
+    return [
+        _bar(report, figure, lambda rate: _MILLISECONDS / rate, is_ours=figure.contender == "Append")
+        for figure in LATENCY
     ]
-    return rates
+
+
+def _bar(report: dict[str, Any], figure: Figure, convert: Callable[[float], float], *, is_ours: bool) -> Bar:
+    measured = report["scenarios"][figure.scenario]["contenders"][figure.contender]
+    rounds = list(map(convert, measured["rounds_events_per_second"]))
+    return Bar(figure.name, convert(measured["events_per_second"]), min(rounds), max(rounds), is_ours)
 
 
 def main() -> None:

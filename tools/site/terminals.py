@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.text import Text
 
-from tools.photograph_console import loaded_server
+from tools.site.console_screenshots import loaded_server
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"

@@ -58,7 +58,7 @@ class _AgentThread:
         self._thread = threading.Thread(target=self._work, name="millrace-agent", daemon=True)
 
     def start(self) -> None:
-        """Returns once the channels are open and the sources run, or have failed to start.
+        """Returns once the channels are open, and the sources are running or have failed to start.
 
         Raises:
             StartError: The data directory cannot be used.
@@ -102,7 +102,7 @@ class _AgentThread:
         with traced(settings.server.tracing), locked_data_dir(settings.server.data_dir):
             catalog = Catalog(settings.server.data_dir / CATALOG_FILE, settings.server.engine)
             registry = open_channels(settings, catalog)
-            # Clients do not reach it.
+            # It has no address, since it serves no clients.
             registry.serve_at("")
             try:
                 await registry.wait_open()

@@ -1,4 +1,4 @@
-"""The optional dependencies of the server, which some settings need."""
+"""Optional dependencies of the server, which some settings need."""
 
 import importlib.util
 
@@ -6,7 +6,7 @@ from millrace.setting_problems import shown_value
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be imported, as far as can be known without importing it."""
+    """Whether a module is installed; it is not imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -15,13 +15,13 @@ def is_installed(module: str) -> bool:
 
 
 def check_installed(value: str, library: str, extra: str, module: str | None = None) -> None:
-    """Raises ValueError, which says how to install it, if a library is missing that a setting needs.
+    """Raises ValueError, with instructions, if a library that a setting needs is not installed.
 
     Args:
         value: The value of the setting.
-        library: The library, as users know it.
+        library: The name of the library.
         extra: The extra of the distribution that installs it.
-        module: What is imported of it; by default a module of its name.
+        module: The module that is imported, if its name differs.
     """
     if not is_installed(module or library):
         raise ValueError(

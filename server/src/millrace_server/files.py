@@ -1,4 +1,4 @@
-"""Atomic and durable writes of files and directories; reading and following of files that settings name."""
+"""Durable and atomic writes of files and directories, and files named by settings, which are watched for changes."""
 
 import asyncio
 import errno
@@ -29,7 +29,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 def checksum_of(document: object) -> str:
-    """Returns the checksum of a JSON document, whatever the order of its keys."""
+    """Returns the checksum of a JSON document, regardless of the order of its keys."""
     return format(zlib.crc32(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()), "08x")
 
 
@@ -71,7 +71,7 @@ def sync_directory(path: Path) -> None:
 
 
 class _Syncing:
-    """The fsyncs of one directory; the newest that has begun, and the newest that has ended, by number."""
+    """The fsyncs of one directory: how many have begun, and how many have ended."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # Held during an fsync.
@@ -85,9 +85,9 @@ class SharedSyncs:
         self._syncing: defaultdict[Path, _Syncing] = defaultdict(_Syncing)
 
     def sync_directory(self, path: Path) -> None:
-        """Fsyncs a directory like `sync_directory`, or waits for an fsync that another call begins in the meantime."""
+        """Fsyncs a directory like `sync_directory`, or waits for a later fsync by another call."""
         syncing = self._syncing[path]
-        # One that has begun already may miss the caller's change.
+        # An fsync that has already begun may miss the caller's change.
         needed = syncing.begun + 1
         with syncing.lock:
             if syncing.ended >= needed:
@@ -137,7 +137,7 @@ class FileWatch:
 async def follow(check: Callable[[], object], what: str, on_change: Callable[[], None] = lambda: None) -> Never:
     """Calls `check` on a thread every second, and `on_change` whenever it returns a true value, until it is cancelled.
 
-    An error is logged, with `what` was checked: what is good again later must still be noticed.
+    An error is logged with `what`, and the checks continue, since the cause may be fixed later.
     """
     while True:
         try:
@@ -159,11 +159,11 @@ def _stamp(path: Path | None) -> object:
 def read_named(path: Path, bytes_max: int, *, is_secret: bool = False) -> bytes:
     """Reads the file that a setting names; raises ValueError, with what is wrong, if that is not possible.
 
-    A file that every user may change is refused, and a secret that every user may read.
+    A world-writable file is refused, and also a world-readable secret.
     """
     shown = json.dumps(str(path))
     try:
-        # A pipe that no one writes to would hold up all later changes of the file.
+        # Without O_NONBLOCK, opening a pipe without a writer would block all later checks.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             mode = os.fstat(file.fileno()).st_mode
             if stat.S_ISFIFO(mode):
@@ -181,7 +181,7 @@ def read_named(path: Path, bytes_max: int, *, is_secret: bool = False) -> bytes:
 
 
 def refuse_public_secret(path: Path) -> None:
-    """Raises ValueError if every user may read a secret; whether there is a file at all is left to its reader."""
+    """Raises ValueError if a secret is world-readable; a missing file is reported when it is read."""
     with suppress(OSError):
         _refuse_public(path, path.stat().st_mode)
 
@@ -196,7 +196,7 @@ def write_lock_owner(descriptor: int) -> None:
     """Writes the process ID into a lock file that this process has locked, for `lock_owner`."""
     # Only for an error message: the lock itself does not depend on it, so a full disk may refuse it.
     with suppress(OSError):
-        # In full width, over the former owner: a truncation would make the file system write it out.
+        # Padded, over the previous owner: truncating the file would make the file system write it out.
         os.pwrite(descriptor, f"{os.getpid():<{_PROCESS_ID_DIGITS_MAX - 1}}\n".encode(), 0)
 
 
@@ -209,7 +209,7 @@ def lock_owner(descriptor: int) -> str:
 def _make_path(value: object) -> object:
     if not isinstance(value, str | Path):
         return value
-    # An empty path is the working directory, which is never meant.
+    # An empty path would be the working directory, which is never intended.
     if Path(value) == Path() or "\0" in str(value):
         raise ValueError(f"is {shown_value(str(value))}; it must be the path of a file or directory")
     return Path(value)

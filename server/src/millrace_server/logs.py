@@ -22,13 +22,13 @@ from structlog.typing import Processor
 from millrace.setting_problems import without_passwords
 
 TEXT_LENGTH_MAX = 1_000
-"""Longer texts are cut, with their length."""
+"""Longer texts are cut; their length is added."""
 
 ITEMS_MAX = 50
-"""The maximum number of items of a list or mapping; the rest is cut."""
+"""Maximum number of items of a list or mapping; the others are left out."""
 
 TRACEBACK_LENGTH_MAX = 20_000
-"""The maximum length of a traceback; only the end is logged, since it names the error."""
+"""Maximum length of a traceback; only the end, which has the error, is logged."""
 
 REPEAT_SECONDS = 600.0
 """How long a message of OpenTelemetry is not repeated. Without a collector, its exporter logs several a minute."""
@@ -110,7 +110,7 @@ def also_to_file(logger: str, path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    # Beyond that, while a disk does not respond, entries are missing in the file; the log has them.
+    # If the queue is full, because a disk does not respond, entries are missing in the file; the log has them.
     entries: queue.Queue[logging.LogRecord] = queue.Queue(_WAITING_MAX)
     handler = QueueHandler(entries)
     handler.setFormatter(_formatter(structlog.processors.JSONRenderer()))
@@ -130,7 +130,7 @@ def also_to_file(logger: str, path: Path | None) -> Iterator[None]:
 
 @contextmanager
 def warnings_only() -> Iterator[None]:
-    """Logs nothing below a warning, until the end of the block: for tools that use what a server consists of."""
+    """Logs nothing below a warning, until the end of the block, for tools that use parts of the server."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     try:
@@ -182,7 +182,7 @@ class _Repeats(logging.Filter):
         if not super().filter(record):
             return True
         last = self._logged_at.get(message := str(record.msg))
-        # The clock may have been set back since.
+        # abs: the clock may have been set back.
         if last is not None and abs(record.created - last) < REPEAT_SECONDS:
             return False
         if len(self._logged_at) >= _MESSAGES_MAX:

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 
 ROUNDING_SECONDS = 0.001
-"""To be added to a delay, so that the bucket has what was missing once the delay has passed."""
+"""Added to a delay, so that rounding does not leave the bucket short once the delay has passed."""
 
 
 class TokenBucket:
-    """Lets `capacity` pass at once, and `per_second` in the long run; it is filled evenly, and full at first.
+    """Allows bursts of up to `capacity`, and `per_second` in the long run. It is full at first.
 
-    What is larger than the capacity passes when the bucket is full, which then owes the rest.
+    An amount above the capacity passes when the bucket is full, whose level then becomes negative.
     """
 
     def __init__(self, per_second: float, capacity: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,7 +20,7 @@ class TokenBucket:
         self._filled_at = clock()
 
     def level(self) -> float:
-        """Returns what the bucket holds now; less than 0 if it owes something."""
+        """Returns the current level, which is negative if more was taken than the bucket held."""
         now = self._clock()
         self._level = min(self._level + (now - self._filled_at) * self._per_second, self._capacity)
         self._filled_at = now
@@ -28,17 +28,17 @@ class TokenBucket:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing was taken for long enough."""
+        """Whether the level has reached the capacity again."""
         return self.level() >= self._capacity
 
     def take(self, amount: float) -> float:
-        """Takes an amount; returns after how many seconds it may pass, in the order in which it was taken."""
+        """Takes an amount; returns after how many seconds it may pass. Amounts pass in the order of the calls."""
         missing = min(amount, self._capacity) - self.level()
         self._level -= amount
         return max(missing / self._per_second, 0.0)
 
     def try_take(self, amount: float = 1.0) -> bool:
-        """Takes an amount if the bucket holds it; returns whether it does."""
+        """Takes an amount if the level permits it; returns whether it was taken."""
         if self.level() < amount:
             return False
         self._level -= amount

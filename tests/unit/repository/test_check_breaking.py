@@ -30,24 +30,24 @@ def _commit_contract(repository: Path, content: str) -> str:
     return _git(repository, "rev-parse", "HEAD")
 
 
-def test_version_before_of_a_first_contract_is_none(repository: Path) -> None:
+def test_previous_version_of_a_first_contract_is_none(repository: Path) -> None:
     """Neither a first commit nor the commit that adds the contract can break it."""
-    assert check_breaking.version_before() is None
+    assert check_breaking.previous_version() is None
     _commit_contract(repository, "one")
-    assert check_breaking.version_before() is None
+    assert check_breaking.previous_version() is None
 
 
-def test_version_before_without_releases_is_the_commit_before(repository: Path) -> None:
+def test_previous_version_without_releases_is_the_commit_before(repository: Path) -> None:
     """Before the first release a commit is compared with the one before."""
     first = _commit_contract(repository, "one")
     _commit_contract(repository, "two")
-    assert check_breaking.version_before() == first
+    assert check_breaking.previous_version() == first
 
 
-def test_version_before_after_a_release_is_the_release(repository: Path) -> None:
+def test_previous_version_after_a_release_is_the_release(repository: Path) -> None:
     """Released versions must stay compatible, however old they are."""
     _commit_contract(repository, "one")
     _git(repository, "tag", "v0.1.0")
     _commit_contract(repository, "two")
     _commit_contract(repository, "three")
-    assert check_breaking.version_before() == "v0.1.0"
+    assert check_breaking.previous_version() == "v0.1.0"

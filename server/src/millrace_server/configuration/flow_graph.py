@@ -12,7 +12,7 @@ from millrace_server.agent.settings import AnySinkConfig, AnySourceConfig
 from millrace_server.configuration.settings import Settings
 
 _PLACE_FIELDS = ("paths", "path", "directory", "url", "endpoints")
-"""Settings that say where a source reads events, or where a sink writes them."""
+"""Settings with the place where a source reads events, or a sink writes them."""
 
 
 class NodeKind(enum.Enum):
@@ -172,7 +172,7 @@ def _details(config: BaseModel) -> str:
 
 
 def _place(config: BaseModel) -> str:
-    """Returns where a source reads or a sink writes, without secrets; empty if its settings do not say."""
+    """Returns where a source reads or a sink writes, without secrets; empty if no setting states it."""
     if command := _texts(getattr(config, "command", None)):
         # Its arguments may hold secrets.
         return command[0]

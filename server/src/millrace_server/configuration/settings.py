@@ -52,7 +52,7 @@ class TracingSettings(BaseModel, frozen=True, extra="forbid"):
 class ServerSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The server's addresses, data directory and limits."""
 
-    # Checks between fields are validators of the later field, so that one invalid field hides no other.
+    # Checks between fields are validators of the later field, so that an invalid field does not hide other problems.
 
     allow_plaintext: bool = False
     """Listen without TLS on addresses that other machines can reach."""
@@ -233,7 +233,7 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, str] | None 
 def check_settings(
     tables: Mapping[str, Any], source: str, overrides: Mapping[str, str] | None = None, file: Path | None = None
 ) -> Settings:
-    """Validates parsed TOML from a source with this name, of a file if there is one.
+    """Validates parsed TOML; `source` is its name in errors, and `file` the file, if there is one.
 
     Raises SettingsError with all problems.
     """

@@ -1,4 +1,4 @@
-"""What operators can do with the console: RPCs, for which they type the name of what they change."""
+"""The acts of operators in the console: RPCs that they confirm by typing the name of what they change."""
 
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -19,7 +19,7 @@ Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class Operator(NamedTuple):
-    """Who acts, and on which channels."""
+    """The request of an operator, and the parts of the server that acts need."""
 
     request: Request
     calls: Calls
@@ -34,20 +34,20 @@ class Act(ABC, BaseModel, frozen=True, extra="forbid"):
     """A request to change something."""
 
     NAMED: ClassVar[str] = "channel"
-    """The field with the name that has to be typed."""
+    """The field with the name that must be typed."""
 
     confirm: str
-    """The name, typed once more."""
+    """The typed name."""
 
     def check_confirmed(self) -> None:
-        """Raises RefusedError unless the name was typed as it is."""
+        """Raises RefusedError unless the typed name matches."""
         name = getattr(self, self.NAMED)
         if self.confirm != name:
             raise RefusedError(409, "CONFIRM_MISMATCH", f"confirm: is {self.confirm[:128]!a}; it must be {name!a}")
 
     @abstractmethod
     async def carry_out(self, operator: Operator) -> dict[str, Any]:
-        """Returns what was done: a `message` for people, and figures for programs.
+        """Carries out the act and returns the result: a `message` for people, and values for programs.
 
         Raises:
             RefusedError, MillraceError: It was not done.
@@ -123,7 +123,7 @@ class ReleaseClaim(Act):
 
 
 class ForgetProducer(Act):
-    """Forgets what a producer has stored."""
+    """Forgets the stamps of a producer."""
 
     NAMED: ClassVar[str] = "producer_id"
 
@@ -180,4 +180,4 @@ ACTS: dict[str, type[Act]] = {
     "retry_component": RetryComponent,
     "replay_dead_letters": ReplayDeadLetters,
 }
-"""The acts by the last part of their paths."""
+"""The acts, by the last part of their paths."""

@@ -1,4 +1,4 @@
-"""RPCs on behalf of HTTP requests, in the process: the same permissions, quotas and audit log as over gRPC."""
+"""RPCs for HTTP requests within the process, with the same permissions, quotas and audit log as over gRPC."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,12 +54,12 @@ class RefusedError(Exception):
 
 
 def peer_of(request: HTTPConnection) -> str:
-    """Returns the address of a client, as the audit log has it."""
+    """Returns the address of a client, in the format of the audit log."""
     return ":".join(map(str, request.client or ()))
 
 
 class _Context:
-    """What RPC handlers ask of a call's context."""
+    """The part of a call's context that RPC handlers use."""
 
     def __init__(self, request: HTTPConnection) -> None:
         self._peer = peer_of(request)
@@ -104,7 +104,7 @@ class Calls:
 
     @contextmanager
     def admitted(self, request: HTTPConnection, rule: Rule | str, message: Any = None) -> Iterator[Call]:
-        """Enters a call that a rule, or the rule of an RPC, allows; raises MillraceError where it does not."""
+        """Enters a call if a rule, or the rule of an RPC, allows it; raises MillraceError otherwise."""
         name = rule if isinstance(rule, str) else f"HTTP {request.url.path}"
         with self._entered(request, RULES[rule] if isinstance(rule, str) else rule, name) as call:
             call.check(message)

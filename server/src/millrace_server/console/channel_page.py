@@ -20,7 +20,7 @@ from millrace_server.console.readings import ShownServer
 from millrace_server.console.troubles import trouble_of_channel
 
 LISTED_MAX = 200
-"""Transactions, producers and consumers that are shown, of each."""
+"""Maximum number of transactions that are shown, and also of producers and of consumers."""
 
 _PERMISSIONS = (Permission.PEEK, Permission.APPEND, Permission.TAKE, Permission.OPERATE, Permission.ADMIN)
 
@@ -61,7 +61,7 @@ class ChannelPage:
 
 
 def _activity(channel: Channel | None) -> dict[str, Any]:
-    """Returns who works with a channel, and what is open in it; nothing of one that is not open."""
+    """Returns the transactions, consumers and producers of a channel; none of one that is not open."""
     transactions = channel.list_transactions() if channel else []
     consumers = channel.list_consumers() if channel else []
     producers = list(islice(channel.ledger.describe(), LISTED_MAX)) if channel else []

@@ -17,7 +17,7 @@ class DeadLettersQuery(EventsQuery):
 
 
 def describe_letters(query: DeadLettersQuery) -> Describe:
-    """Returns what describes the dead letters among events that match."""
+    """Returns a function that describes the dead letters that match a query."""
     selection = LetterSelection(query.origin or None, query.reason or None)
     needle = query.search.lower()
 

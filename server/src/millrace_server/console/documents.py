@@ -1,4 +1,4 @@
-"""Messages of the API as JSON documents, in which the names of fields tell their units."""
+"""Protobuf messages as JSON documents, with units in the names of fields."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _MICROS = 1_000_000
 
 
 def document_of(message: Message) -> dict[str, Any]:
-    """Returns all fields of a message: None where one is absent, words for enums.
+    """Returns all fields of a message: None for an absent one, and names in lower case for enums.
 
     Durations are seconds in fields with the suffix `_seconds`, times are seconds since 1970 in those with `_time`.
     """
@@ -20,7 +20,7 @@ def document_of(message: Message) -> dict[str, Any]:
 
 
 def time_of(micros: int) -> float | None:
-    """Returns a time in seconds since 1970; None for 0, which stands for one that is not known."""
+    """Returns a time in seconds since 1970; None for 0, which means unknown."""
     return micros / _MICROS if micros else None
 
 
@@ -48,7 +48,7 @@ def _plain(value: Any, field: Any) -> object:
 
 
 def _word(number: int, field: Any) -> str:
-    """Returns the word of an enum number in lower case, without the prefix that all of its enum have."""
+    """Returns the name of an enum number in lower case, without the common prefix of its enum."""
     names = field.enum_type.values_by_number
     prefix = names[0].name.removesuffix("UNSPECIFIED")
     return names[number].name.removeprefix(prefix).lower() if number in names else str(number)

@@ -1,4 +1,4 @@
-"""Server-sent events: a response that continues until its reader leaves, or may not read any more."""
+"""Server-sent events: a response that lasts until the client disconnects, or loses its permission."""
 
 import asyncio
 import json
@@ -15,12 +15,12 @@ _HEARTBEAT = b":\n\n"
 
 
 class EventStream(Response):
-    """Sends documents as server-sent events, and the reason of their end as one of the type `refused`."""
+    """Sends documents as server-sent events. An error that ends them is sent as an event of type `refused`."""
 
     media_type = "text/event-stream"
 
     def __init__(self, documents: AsyncGenerator[dict[str, Any] | None]) -> None:
-        """None among the documents is sent as a comment, so that a broken connection is noticed."""
+        """None in place of a document is sent as a comment, which detects a broken connection."""
         super().__init__()
         del self.headers["content-length"]
         self._documents = documents
@@ -46,7 +46,7 @@ class EventStream(Response):
         except MillraceError as error:
             last = b"event: refused\n" + _encoded({"reason": error.reason, "message": str(error)})
         except asyncio.CancelledError:
-            # The reader has left, or the server stops: then the response ends in order.
+            # The client has disconnected, or the server is stopping. The response is still completed.
             pass
         await send({"type": "http.response.body", "body": last})
 

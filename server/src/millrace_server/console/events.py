@@ -1,4 +1,4 @@
-"""Events in a channel, read without taking them: from a place on, and as they are committed."""
+"""Reads events in a channel without taking them: from a position on, or as they are committed."""
 
 import asyncio
 import base64
@@ -18,16 +18,16 @@ from millrace_server.console.documents import time_of
 from millrace_server.errors import BadArgumentError
 
 SCANNED_EVENTS_MAX = 20_000
-"""Events that one request looks at, however few of them match."""
+"""Maximum number of events that one request scans, even if few of them match."""
 
 SCANNED_BYTES_MAX = 16 << 20
-"""Bytes of their bodies."""
+"""Maximum size of the bodies that one request scans."""
 
 SHOWN_BYTES_MAX = 4 << 20
-"""Bytes of bodies in one response."""
+"""Maximum size of the bodies in one response."""
 
 FOLLOWED_EVENTS_MAX = 100
-"""Events of one message to a follower; the rest is counted."""
+"""Maximum number of events in one message to a follower; the others are counted."""
 
 _FOLLOWED_SCANNED_MAX = 1_000
 _MESSAGE_SECONDS = 0.5
@@ -45,13 +45,13 @@ class SearchQuery(BaseModel, extra="forbid"):
 
 
 class FollowQuery(SearchQuery):
-    """The same for events as they are committed, of which there may be many."""
+    """The same for events as they are committed, which may be many."""
 
     body_bytes_max: Annotated[int, Field(ge=0, le=16 << 10)] = 2_048
 
 
 class EventsQuery(SearchQuery):
-    """Where to look for events, and how many to show."""
+    """Where the search for events begins, and how many are shown."""
 
     from_sequence: SequenceNumber | None = None
     from_time: Annotated[float, Field(gt=0, lt=1e11)] | None = None
@@ -59,7 +59,7 @@ class EventsQuery(SearchQuery):
 
 
 class LinesQuery(EventsQuery):
-    """Where to look for events that are shown as lines. Bodies are never cut, so that each line can be put again."""
+    """The same for events as lines. Bodies are never cut, so that each line can be put again."""
 
     body_bytes_max: Annotated[int, Field(ge=SCANNED_BYTES_MAX, le=SCANNED_BYTES_MAX)] = SCANNED_BYTES_MAX
 
@@ -98,23 +98,23 @@ class ShownEvent(NamedTuple):
 
 
 Describe = Callable[[ShownEvent], dict[str, Any] | None]
-"""Returns an event as it is shown; None for one that does not match."""
+"""Returns the document of an event; None if it does not match."""
 
 
 def describe_matching(query: SearchQuery) -> Describe:
-    """Returns what describes the events that match a query."""
+    """Returns a function that describes the events that match a query."""
     needle = query.search.lower()
     return lambda event: event.document(query.body_bytes_max) if not needle or event.contains(needle) else None
 
 
 def line_of_matching(query: LinesQuery) -> Describe:
-    """Returns what describes the events that match a query as lines."""
+    """Returns a function that describes the events that match a query as lines."""
     needle = query.search.lower()
     return lambda event: event.line() if not needle or event.contains(needle) else None
 
 
 async def browse(channel: Channel, query: EventsQuery, describe: Describe) -> dict[str, Any]:
-    """Returns the events that are described, from a place on, within the limits of one request."""
+    """Returns matching events from a position on, within the limits of one request."""
     scan = _Scan(query, describe)
     next_sequence = _start(channel, query)
     is_end = True
@@ -136,7 +136,7 @@ async def browse(channel: Channel, query: EventsQuery, describe: Describe) -> di
 
 
 class _Scan:
-    """What one request has looked at and found."""
+    """The progress of one request: what it has scanned and found."""
 
     def __init__(self, query: EventsQuery, describe: Describe) -> None:
         self._query = query
@@ -186,7 +186,7 @@ def _events_of(batch: StoredBatch) -> Iterator[ShownEvent]:
 
 
 async def follow(channel: Channel, describe: Describe) -> AsyncGenerator[dict[str, Any] | None]:
-    """Yields events as they are committed, at most a few messages a second; None where there was none for a while."""
+    """Yields events as they are committed, at most a few messages a second; None if there were none for a while."""
     subscriber = channel.subscribe()
     try:
         while True:
@@ -210,7 +210,7 @@ async def follow(channel: Channel, describe: Describe) -> AsyncGenerator[dict[st
 
 
 def _message(batches: deque[StoredBatch], skipped_count: int, describe: Describe) -> dict[str, Any]:
-    """Returns the newest of these events that match; so many that a page can show them, and the others' number."""
+    """Returns the newest matching events, as many as a page can show, and the number of others."""
     shown: deque[dict[str, Any]] = deque()
     left = _FOLLOWED_SCANNED_MAX
     while batches and left and len(shown) < FOLLOWED_EVENTS_MAX:

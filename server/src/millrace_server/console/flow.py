@@ -1,4 +1,4 @@
-"""The flow graph with what flows in it now, from sources through channels to sinks, and where it stalls."""
+"""The flow graph with current rates, from sources through channels to sinks, and where it is stalled."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,12 @@ from millrace_server.console.readings import ChannelReading, ShownServer
 from millrace_server.console.troubles import Severity, Trouble, trouble_of_channel, trouble_of_component
 
 OTHER_CHANNELS_MAX = 200
-"""Channels outside the configuration that are shown."""
+"""Maximum number of channels outside the configuration that are shown."""
 
 _UNKNOWN = dict.fromkeys(("name", "state", "rate", "severity", "reason"))
 
 Live = dict[str, Any]
-"""What is known of a node now."""
+"""The current state of a node."""
 
 
 class LiveFlow:
@@ -83,12 +83,12 @@ def _edge(edge: Edge, live: Mapping[str, Live]) -> dict[str, Any]:
 
 
 def _whole(key: str) -> str:
-    """Returns the key of the component that a step or a place belongs to; others are whole themselves."""
+    """Returns the key of the component that a step or a place belongs to; other keys stay as they are."""
     return "/".join(key.split("/")[:2])
 
 
 def _rate(tail: Live, head: Live) -> float | None:
-    """Returns the rate of the component at one end; where both are channels or callers, that of the channel."""
+    """Returns the rate of the component at one end; if neither end is one, that of the channel."""
     for end in (tail, head):
         if end and "take_rate" not in end:
             return end["rate"]  # type: ignore[no-any-return] # it is a number or None

@@ -1,4 +1,4 @@
-"""Who may ask the API: requests with a session, a token or a certificate, and changes only from the console's page."""
+"""Access to the API by session, token or certificate; changes are accepted only from the console's own page."""
 
 from collections.abc import Awaitable, Callable
 
@@ -14,7 +14,7 @@ from millrace_server.grpc_services.guard import AUTHORIZATIONS, Authorizations
 from millrace_server.network.http_requests import Refusal
 
 MARK = "x-millrace-console"
-"""The header of requests that change something. Pages of other sites cannot send it without asking first."""
+"""A header of requests that change something. Other sites cannot send it without a CORS preflight, which fails."""
 
 _JSON = "application/json"
 
@@ -31,7 +31,7 @@ class Gate:
         self._has_tls = has_tls
 
     def cookie_of(self, request: HTTPConnection) -> str:
-        """Returns the name of the session's cookie, which servers on other ports of a host do not overwrite."""
+        """Returns the name of the session's cookie, which differs between the servers on a host."""
         port = request.headers.get("host", "").rpartition(":")[2]
         name = f"millrace_session_{port}" if port.isdecimal() else "millrace_session"
         return f"__Host-{name}" if self._has_tls else name
@@ -40,7 +40,7 @@ class Gate:
         async def handle(request: Request) -> Response:
             try:
                 self._check_mark(request)
-                # The endpoint runs in the same task.
+                # A context variable: the endpoint runs in the same task.
                 AUTHORIZATIONS.set(self.authorizations_of(request))
                 return await serve(request)
             except RefusedError as refused:

@@ -1,4 +1,4 @@
-"""The last hour of channels and components, as samples of a few numbers each."""
+"""Samples of channels and components over the last hour."""
 
 import asyncio
 import math
@@ -13,20 +13,20 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry, TimeSlices
 
 SAMPLE_SECONDS = 10.0
-"""The interval of samples of up to `_CHANNELS_OF_AN_INTERVAL` channels; of more channels it is a multiple of this."""
+"""The sampling interval with up to `_CHANNELS_OF_AN_INTERVAL` channels; with more, it is a multiple of this."""
 
 HISTORY_SECONDS = 3_600.0
 
 _CHANNELS_OF_AN_INTERVAL = 2_000
 _RATE_SECONDS_MIN = SAMPLE_SECONDS / 2
-"""A rate is that of at least this time, so that single batches do not make it jump."""
+"""The minimum time over which a rate is measured, so that single batches do not make it jump."""
 
 Key = tuple[str, str]
 """A kind, `channel` or that of a component, and a name."""
 
 
 class Sample(NamedTuple):
-    """A channel or component at one moment; NaN for what is not known."""
+    """A channel or component at one moment; NaN means unknown."""
 
     depth: float = math.nan
     """Events in the channel, queued or taken."""
@@ -38,11 +38,11 @@ class Sample(NamedTuple):
 _UNKNOWN = Sample()
 _NO_SAMPLES = array("d")
 _WIDTH = 1 + len(_UNKNOWN)
-"""Numbers of a sample in an array, with its time before the others."""
+"""Numbers per sample in an array: its time, then its fields."""
 
 
 class Rates(NamedTuple):
-    """Events per second; None where they are not known yet."""
+    """Events per second; None if not known yet."""
 
     put: float | None
     take: float | None
@@ -52,7 +52,7 @@ _UNKNOWN_RATES = Rates(None, None)
 
 
 class Span(NamedTuple):
-    """Samples of equal distance and what happened between them; None where it is not known."""
+    """Equally spaced samples, and the rates between them; None means unknown."""
 
     time: Sequence[float]
     """Seconds since 1970."""
@@ -72,7 +72,7 @@ def component_key(component: Component) -> Key:
 
 
 def sample_of_channel(channel: Channel | None) -> Sample:
-    """Returns a channel as it is now; None stands for one that is not open."""
+    """Returns the current sample of a channel; None stands for a channel that is not open."""
     if channel is None:
         return _UNKNOWN
     counters = channel.counters
@@ -81,9 +81,9 @@ def sample_of_channel(channel: Channel | None) -> Sample:
 
 
 class History:
-    """Samples of all channels and components, each with its time, in one array for each of them.
+    """Samples of all channels and components, in one array for each.
 
-    The interval grows with the number of channels, so that thousands of them need no more memory than some.
+    The interval grows with the number of channels, which limits the memory for thousands of them.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class History:
         for handle in self._registry.handles():
             await slices.pause_if_over()
             if (channel := handle.channel_if_open) is not None:
-                # It compares with what it was asked before: so there is a response once someone looks.
+                # A forecast compares with earlier calls; these make it available as soon as a page is opened.
                 channel.forecast()
             found.add(key := channel_key(handle.name))
             self._add(key, sample_of_channel(channel))
@@ -136,7 +136,7 @@ class History:
         del samples[:start]
 
     def rates(self, key: Key, now: Sample) -> Rates:
-        """Returns the rates from the latest sample that is old enough until now."""
+        """Returns the rates since the newest sample that is old enough."""
         clock = self._clock()
         samples = self._samples.get(key, _NO_SAMPLES)
         for start in range(len(samples) - _WIDTH, -1, -_WIDTH):
@@ -148,12 +148,12 @@ class History:
         return _UNKNOWN_RATES
 
     def depths(self, key: Key, points_max: int) -> list[float | None]:
-        """Returns the depths of the last hour, the newest last, at most this many."""
+        """Returns at most `points_max` depths of the last hour, the newest last."""
         _, depths, *_ = self._points(key, points_max)
         return [None if math.isnan(depth) else depth for depth in depths]
 
     def span(self, key: Key, points_max: int) -> Span:
-        """Returns the last hour in at most this many points; each rate is that of the time since the point before."""
+        """Returns the last hour in at most `points_max` points; each rate is that since the previous point."""
         times, _, puts, takes = self._points(key, points_max)
         set_ahead = self._wall_clock() - self._clock()
 
@@ -169,7 +169,7 @@ class History:
         )
 
     def _points(self, key: Key, points_max: int) -> list["array[float]"]:
-        """Returns the times, depths and counts of at most this many samples, of which the newest is one."""
+        """Returns the times, depths and counts of at most `points_max` samples, including the newest."""
         samples = self._samples.get(key, _NO_SAMPLES)
         count = len(samples) // _WIDTH
         step = max(math.ceil(count / points_max), 1)
@@ -177,7 +177,7 @@ class History:
 
 
 def rate_of_component(history: History, component: Component) -> float | None:
-    """Returns the events per second that a component passes on; None where that is not known yet."""
+    """Returns the events per second that a component passes on; None if not known yet."""
     return history.rates(component_key(component), Sample(put_count=component.event_count)).put
 
 

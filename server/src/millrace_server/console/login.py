@@ -1,4 +1,4 @@
-"""The session of a browser: who has logged in, and how one logs in and out."""
+"""Logging in and out of the console, and the identity of the current session."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from millrace_server.network.http_server import certificate_of
 
 
 class LoginRequest(BaseModel, extra="forbid"):
-    """A token, with which a session begins."""
+    """The token that begins a session."""
 
     token: Annotated[SecretStr, Field(min_length=1, max_length=8_192)]
 
@@ -54,7 +54,7 @@ class Login:
             "identity": identity and identity.name,
             "proof": identity and identity.proof,
             "expiry_time": expiry_time if math.isfinite(expiry_time) else None,
-            # Strangers need not learn which version to attack.
+            # The version would help attackers, so it is shown only after the login.
             "server": None if is_required and identity is None else server,
         }
 

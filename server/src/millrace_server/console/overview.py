@@ -1,4 +1,4 @@
-"""The overview: all channels, what is wrong first."""
+"""The overview of all channels, those with troubles first."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from millrace_server.console.troubles import (
 _TROUBLES_MAX = 100
 _SPARKLINE_POINTS = 60
 
-# A response for this many channels takes less than a hundredth of this time.
+# A response with `_CHANNELS_OF_A_POLL` channels takes less than a hundredth of `_POLL_SECONDS`.
 _POLL_SECONDS = 2.0
 _CHANNELS_OF_A_POLL = 1_000
 
@@ -116,7 +116,7 @@ _KEYS: Mapping[str, Callable[[ChannelReading], float | None]] = {
 
 
 def _sort(readings: list[ChannelReading], query: OverviewQuery, troubles: Mapping[str, Trouble]) -> None:
-    """Sorts readings, which are in the order of their names; those without a value come last."""
+    """Sorts readings, which are ordered by name; those without a value come last."""
     if query.sort == "name":
         if query.descending:
             readings.reverse()

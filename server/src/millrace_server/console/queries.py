@@ -10,7 +10,7 @@ from millrace.setting_problems import describe_problems
 from millrace_server.console.calls import RefusedError
 
 BODY_BYTES_MAX = 64 * 1024
-"""The most that a request may have; no act needs more."""
+"""Maximum size of a request's body; no act needs more."""
 
 _BODY_SECONDS_MAX = 10.0
 

@@ -42,7 +42,7 @@ class ShownServer:
 
 
 class ChannelReading:
-    """A channel at one moment. What few pages show of few channels is read when it is asked for."""
+    """A channel at one moment. Values that few pages show are read on first access."""
 
     def __init__(self, handle: ChannelHandle, history: History) -> None:
         channel = handle.channel_if_open

@@ -47,15 +47,15 @@ class Replay:
         self._left: dict[int, str] = {}
 
     async def run(self, sequences: Sequence[int]) -> dict[str, Any]:
-        """Replays the letters with these sequences; returns how many went where, and why others stay.
+        """Replays the letters with these sequences; returns how many went to each channel, and why others stay.
 
         Raises:
             ForbiddenError: The caller may not append to one of the channels.
             MillraceError: They cannot be taken; those that were stored are not stored again by a repeat.
         """
         async with self._channel.taking(sequences) as taking:
-            # All are checked before the first is stored. They are begun one after the other, so that they keep their
-            # order; their commits share a sync.
+            # All are checked before the first is stored. They are started in order, which keeps their order; their
+            # commits share a sync.
             await asyncio.gather(*map(self._store, list(_runs(self._returning(taking.events)))))
             taking.kept.update(self._left)
             found = {event.first_sequence for event in taking.events}
@@ -66,9 +66,9 @@ class Replay:
         }
 
     def _returning(self, events: Sequence[StoredBatch]) -> Iterator[tuple[str, DeadLetter]]:
-        """Yields the letters that can return, each with its channel; notes why others stay.
+        """Yields the letters that can be replayed, each with its channel; notes why others stay.
 
-        Raises ForbiddenError where the caller may not append to a channel, alike for those that do not exist.
+        Raises ForbiddenError if the caller may not append to a channel, whether or not it exists.
         """
         for event in sorted(events, key=lambda event: event.first_sequence):
             [(headers, body)] = event.window.rows()

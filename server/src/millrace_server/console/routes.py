@@ -75,11 +75,11 @@ class Console:
         return self._gate.authorizations_of(request)
 
     def start(self) -> None:
-        """Begins to sample the history."""
+        """Starts to sample the history."""
         self._sampling = asyncio.create_task(self._shown.history.follow())
 
     def stop(self) -> None:
-        """Ends the history and all responses that continue."""
+        """Stops sampling, and ends all event streams."""
         for task in (self._sampling, *self._followers):
             if task is not None:
                 task.cancel()
@@ -188,7 +188,7 @@ class Console:
     async def _followed(
         self, request: Request, peek: pb.PeekEventsRequest, describe: Describe
     ) -> AsyncGenerator[dict[str, Any] | None]:
-        """Yields messages while the caller may have them; see `GuardedCall`."""
+        """Yields messages while the caller is permitted to read them; see `GuardedCall`."""
         follower = asyncio.current_task()
         self._followers.add(follower)
         try:

@@ -11,12 +11,12 @@ from millrace_server.access.permissions import Permission
 from millrace_server.errors import ForbiddenError, MillraceError
 
 IDLE_SECONDS_MAX = 3_600.0
-"""A session ends when its page was closed for this long: an open page asks all the time."""
+"""A session ends when its page has been closed for this long: an open page polls the server."""
 
 AGE_SECONDS_MAX = 12 * 3_600.0
 SESSIONS_MAX = 1_000
 FAILURES_MAX = 10
-"""Failed logins from an address; then one more each `FAILURE_SECONDS`."""
+"""Failed logins that an address may have at once; then one more every `FAILURE_SECONDS`."""
 
 FAILURE_SECONDS = 6.0
 
@@ -56,7 +56,7 @@ class Sessions:
         return session_id
 
     def credentials_of(self, session_id: str) -> Credentials | None:
-        """Returns the credentials of an open session, which stays open by that; None if there is none."""
+        """Returns the credentials of an open session, and marks it as used; None if there is none."""
         self._end_overdue()
         key = _key(session_id)
         session = self._sessions.get(key)
@@ -84,7 +84,7 @@ class Sessions:
 
 
 def _key(session_id: str) -> bytes:
-    # What memory holds is no session's id.
+    # Hashed, so that the process's memory holds no usable ids.
     return hashlib.sha256(session_id.encode(errors="replace")).digest()
 
 
@@ -97,7 +97,7 @@ class LoginLimit:
         """When all failures of an address are forgiven."""
 
     def delay_seconds(self, address: str) -> float:
-        """Returns after how many seconds an address may try again; 0 where it may now."""
+        """Returns after how many seconds an address may try again; 0 if it may now."""
         excess = self._forgiven_at.get(address, 0.0) - self._clock()
         return max(excess - (FAILURES_MAX - 1) * FAILURE_SECONDS, 0.0)
 

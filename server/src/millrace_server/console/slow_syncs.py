@@ -1,4 +1,4 @@
-"""Whether syncs of the logs have been slow lately."""
+"""Detects slow syncs of the logs in the last minute."""
 
 import time
 from bisect import bisect_right
@@ -24,9 +24,9 @@ class _Count(NamedTuple):
 
 
 class SlowSyncs:
-    """Compares the syncs so far with those of up to a minute ago.
+    """Compares the counts of syncs with those of up to a minute ago.
 
-    It counts when it is asked, so it costs nothing while no one looks.
+    They are read only when `trouble` is called, which costs nothing while no page is open.
     """
 
     def __init__(self, syncs: HistogramFamily, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class SlowSyncs:
         self._counts: deque[_Count] = deque(maxlen=_COUNTS_MAX)
 
     def trouble(self) -> Trouble | None:
-        """Returns that one in a hundred syncs or more was slow; None if fewer were, or if no one has asked before."""
+        """Returns a warning if at least one in a hundred syncs was slow; None otherwise, and at the first call."""
         now = self._count()
         self._counts.append(now)
         while now.time - self._counts[0].time > _WINDOW_SECONDS:

@@ -50,7 +50,7 @@ class PageFiles:
         self._files = dict(_read_all(files("millrace_server.console") / "page", ""))
 
     def response(self, request: Request, path: str) -> Response:
-        """Returns a file of the page; 304 where the browser has it already, 404 where there is none."""
+        """Returns a file of the page; 304 if the browser has it already, 404 if there is none."""
         file = self._files.get(path)
         if file is None:
             return Response("not found\n", 404, media_type="text/plain")

@@ -1,4 +1,4 @@
-"""What is wrong with channels, components and the server, why, and what an operator can do about it."""
+"""Troubles of channels, components and the server, with their causes and what an operator can do."""
 
 import enum
 import math
@@ -28,16 +28,16 @@ _SPARE_BYTES_MIN = 2e9
 
 
 class Severity(enum.Enum):
-    """How bad it is."""
+    """The severity of a trouble."""
 
     ERROR = "error"
     """Events are refused, not delivered, or may be lost."""
     WARNING = "warning"
-    """That may happen soon, or is not what anybody wants."""
+    """An error may follow, or something is not as intended."""
 
 
 class Trouble(NamedTuple):
-    """Something that needs an operator."""
+    """Something that needs the attention of an operator."""
 
     kind: str
     """`channel`, `source`, `sink`, `sink_group` or `server`."""
@@ -71,7 +71,7 @@ def trouble_of_channel(reading: ChannelReading, dead_letter_channels: Collection
 
 def _troubles_of_channel(reading: ChannelReading, dead_letter_channels: Collection[str]) -> Iterator[Trouble]:
     handle, name, channel = reading.handle, reading.name, reading.channel
-    # To stand by, or to be read back, needs no one unless something prevents this server from going on.
+    # Standing by and replaying need no operator unless something prevents the server from continuing.
     if handle.trouble and (advice := _STATE_ADVICE.get(handle.state)) is not None:
         yield Trouble("channel", name, Severity.ERROR, handle.trouble, advice)
     if channel is None or not reading.depth:
@@ -104,7 +104,7 @@ def _capacity_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Tr
 
 
 def _consumer_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Trouble]:
-    """Yields that events wait although the channel has had a consumer; without any, it may be a store."""
+    """Yields a warning if events wait although the channel has had consumers; without any, it may be a store."""
     claim = channel.claims.claim
     has_consumer = claim is not None or channel.open_transactions or channel.counters.take_successes
     now = time()
@@ -126,7 +126,7 @@ def _consumer_troubles(reading: ChannelReading, channel: Channel) -> Iterator[Tr
 
 
 def trouble_of_component(component: Component) -> Trouble | None:
-    """Returns why a component does not work; None while it does."""
+    """Returns the trouble of a component; None if it has none."""
     state, kind, name = component.state, component.kind.key, component.name
     reason = component.reason or state.value
     if state is ComponentState.FAILED:
@@ -149,7 +149,7 @@ def trouble_of_component(component: Component) -> Trouble | None:
 
 
 def trouble_of_disks(handles: Iterable[ChannelHandle]) -> Trouble | None:
-    """Returns that a disk is nearly full, of several the one with the least space; None if each has enough."""
+    """Returns a warning if a disk is nearly full, about the one with the least space; None otherwise."""
     spaces = [handle.store.disk_space for handle in handles if handle.store is not None]
     if not spaces:
         return None
@@ -168,7 +168,7 @@ def _spare_bytes(space: DiskSpace) -> int:
 
 
 def troubles_of_certificates() -> Iterator[Trouble]:
-    """Yields the certificates of the server and of its sources that have expired or soon will."""
+    """Yields the certificates of the server and its sources that have expired or will expire soon."""
     for path, expiry_time in expiry_times().items():
         days = (expiry_time.timestamp() - time()) / _DAY_SECONDS
         if days >= _CERTIFICATE_DAYS:

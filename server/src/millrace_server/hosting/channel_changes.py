@@ -21,11 +21,11 @@ ResultT = TypeVar("ResultT")
 class ChannelChanges:
     """Creates, changes and deletes channels in the registry and in the catalog on disk.
 
-    A change is finished even if its caller is cancelled: a half-done change must not remain.
+    A change is completed even if its caller is cancelled, so that no partial change remains.
     """
 
     def __init__(self, registry: ChannelRegistry, catalog: Catalog, channels_max: float = math.inf) -> None:
-        """`channels_max`: with this many channels, configured ones too, no more can be created."""
+        """`channels_max`: the number of channels, including configured ones, from which on no more can be created."""
         self._registry = registry
         self._catalog = catalog
         self._channels_max = channels_max
@@ -77,7 +77,7 @@ class ChannelChanges:
             return handle
 
     async def update(self, name: str, change: Callable[[ChannelConfig], ChannelConfig]) -> str:
-        """Changes a channel's limits: to what `change` returns for those in force.
+        """Changes a channel's limits to what `change` returns for the current ones.
 
         Returns:
             Why nothing was changed; empty on success.
@@ -119,7 +119,7 @@ class ChannelChanges:
                 await _write(self._catalog.remove, name)
             except BaseException:
                 if is_decided:
-                    # It is marked as deleted, so events that it accepted from now on would be lost at the next start.
+                    # It is marked as deleted, so events that it accepts from now on would be lost at the next start.
                     await self._registry.delete(name)
                 raise
             await self._registry.delete(name)

@@ -89,7 +89,7 @@ class Catalog:
     """
 
     def __init__(self, path: Path, engine: EngineSettings | None = None) -> None:
-        """`engine`: where replicated channels are, in place of where it was when they were created."""
+        """`engine`: the current engine of replicated channels, which replaces the one stored with each of them."""
         self._path = path
         self._engine = engine
         self._lock = threading.Lock()
@@ -163,7 +163,7 @@ class Catalog:
         try:
             return _Channels.model_validate({"channels": channels}, strict=True).channels
         except ValidationError as error:
-            # Its checksum matches, so it is as it was written: by another version, or where more was installed.
+            # Its checksum matches, so another version wrote it, or more libraries were installed then.
             raise CatalogError(
                 f"cannot use the catalog {self._path}: {'; '.join(map(str, describe_problems(error, _Channels)))}"
             ) from None

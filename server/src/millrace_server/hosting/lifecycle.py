@@ -15,7 +15,7 @@ from millrace_server.hosting.data_dir import CHANNELS_DIRECTORY, Catalog
 from millrace_server.hosting.signals import StopRequests
 
 _LAST_DELIVERIES_SECONDS = 1.0
-"""Grace period of sinks for their current batch after the drain has used up the grace period."""
+"""Grace period of sinks for their current batch if the drain has used up the grace period."""
 
 _POLL_SECONDS = 0.05
 """Interval of checks whether the channels are drained."""

@@ -23,12 +23,12 @@ class Measure:
     """A metric of a channel, or of its files."""
 
     key: str
-    """Its name in JSON, which is Flume's if Flume has the metric."""
+    """Its name in JSON; Flume's name if Flume has the same metric."""
     name: str
     """Its name for Prometheus, after `millrace_channel_`; `_total` is appended to a counter's."""
     help: str
     path: str
-    """Where it is in what is measured: names of attributes with dots between them."""
+    """The attribute that is read, such as `disk_space.min_free_bytes`."""
     is_flumes: bool = False
     """Whether Flume has the same metric under this key."""
 
@@ -37,7 +37,7 @@ class Measure:
 
 
 class Measures:
-    """Measures that are read together, in a fraction of the time that one after the other would take."""
+    """Measures that are read together, in a fraction of the time of reading them one by one."""
 
     def __init__(self, *measures: Measure) -> None:
         self.read: Callable[[object], tuple[float, ...]] = attrgetter(*(one.path for one in measures))
@@ -157,7 +157,7 @@ def _joined(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _state_lines(state: ChannelState) -> list[str]:
-    """Returns the pieces of text that the name of a channel joins."""
+    """Returns the sample lines of a state, split where the channel's name belongs."""
     lines = (
         f'{_STATE.name}{{channel="\0",state="{possible.name.lower()}"}} {int(state is possible)}\n'
         for possible in ChannelState

@@ -1,7 +1,7 @@
 """The samples of many channels as text, which is the same in both of Prometheus' formats.
 
-With thousands of channels, the library's objects for each sample, and even a statement for each, would take most of the
-time of a scrape.
+With thousands of channels, creating the library's objects for each sample, or even executing a statement for each,
+would take most of the time of a scrape.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,13 +10,13 @@ from itertools import chain, compress
 from prometheus_client import Metric
 
 SLICE_CHANNELS = 1000
-"""Channels whose samples are written at once, which takes about a millisecond."""
+"""Number of channels whose samples are written at once, which takes about a millisecond."""
 
 
 class ChannelTable:
-    """The values of metrics of many channels, which are added channel by channel and written metric by metric.
+    """The metrics of many channels. Values are added channel by channel, and written metric by metric.
 
-    The only label is `channel`; names of channels need no escape.
+    The only label is `channel`; names of channels need no escaping.
     """
 
     def __init__(self, families: Sequence[Metric]) -> None:
@@ -26,7 +26,7 @@ class ChannelTable:
         self._slices = list[tuple[list[str], list[tuple[float | None, ...]]]]()
 
     def add(self, channel: str, values: Sequence[float | None]) -> None:
-        """Adds a channel's values of all metrics; for None it has no sample."""
+        """Adds a channel's values of all metrics; None means no sample."""
         self._names.append(channel)
         self._rows.append(values)
         if len(self._rows) == SLICE_CHANNELS:
@@ -49,9 +49,9 @@ class ChannelTable:
 
 
 def _lines(start: str, names: Sequence[str], values: Sequence[float | None]) -> str:
-    # By one operation, which takes a fraction of the time of one for each line.
+    # One operation for all lines takes a fraction of the time of one per line.
     if values.count(values[0]) == len(values):
-        # As with most metrics of idle channels: to repeat one number takes a tenth of the time of writing each.
+        # As for most metrics of idle channels. Repeating one number takes a tenth of the time of formatting each.
         end = f'"}} {values[0]}\n'
         return "" if values[0] is None else start + f"{end}{start}".join(names) + end
     if None in values:

@@ -1,4 +1,4 @@
-"""How late the event loop is, which all calls of the server share."""
+"""Measures the lag of the event loop that all calls of the server share."""
 
 import asyncio
 from time import monotonic
@@ -6,11 +6,11 @@ from time import monotonic
 from millrace_server.histograms import Histogram
 
 _INTERVAL_SECONDS = 0.25
-"""More often would wake an idle server for little: a longer delay is met at any interval."""
+"""A shorter interval would only wake an idle server more often: long delays are observed with any."""
 
 
 class LoopLag:
-    """Observes at an interval how much later than due a timer of the running event loop is run."""
+    """Observes at regular intervals how late a timer of the running event loop fires."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
@@ -22,7 +22,7 @@ class LoopLag:
         self._timer = self._loop.call_later(_INTERVAL_SECONDS, self._observe)
 
     def _observe(self) -> None:
-        # A loop with a coarse clock may be early.
+        # With a coarse clock, a timer may fire early.
         self._histogram.observe(max(monotonic() - self._due, 0.0))
         self._schedule()
 

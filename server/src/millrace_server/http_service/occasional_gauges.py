@@ -1,4 +1,4 @@
-"""The gauges that only some channels have, such as the time of their oldest event."""
+"""Gauges that only some channels have, such as the time of the oldest event."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ _MICROSECONDS = 1_000_000
 
 
 class OccasionalGauge(NamedTuple):
-    """A gauge of a channel that is absent where it would say nothing."""
+    """A gauge that is absent for channels without a value."""
 
     key: str
-    """Its name in JSON, where it is null then."""
+    """Its name in JSON, where an absent value is null."""
     name: str
     """Its name for Prometheus."""
     help: str

@@ -55,10 +55,10 @@ def _buckets_of(histogram: Histogram) -> list[tuple[str, float] | tuple[str, flo
 
 
 class ServerCollector(Collector):
-    """Reads what else there is of the server at each scrape.
+    """Reads the other metrics of the server at each scrape.
 
     Attributes:
-        is_draining: Whether the server stops.
+        is_draining: Whether the server is stopping.
     """
 
     def __init__(self, registry: ChannelRegistry, access: AccessControl | None) -> None:

@@ -1,7 +1,6 @@
 """Health, metrics, channels and components over HTTP, for probes, Prometheus and curl.
 
-All of that is read-only, and none of it shows the content of events. The console, which may do more, is a package of
-its own.
+All of this is read-only, without the content of events. The console, which also changes things, is a separate package.
 """
 
 import json
@@ -41,12 +40,12 @@ from millrace_server.network.tls import TlsFiles
 _EOF = b"# EOF\n"  # The end of all metrics in the format of OpenMetrics.
 
 _GZIP_CHANNELS_MIN = 40
-"""Metrics of fewer channels have less than 64 KiB, which is not worth compressing."""
+"""The metrics of fewer channels take less than 64 KiB, which is not worth compressing."""
 
 _HEALTHZ = "/healthz"
 _METHODS = {"GET", "HEAD"}
 _HIDES_DETAIL = "hides_detail"
-"""Key of a request's state."""
+"""A key in the state of a request."""
 
 
 class HttpService:
@@ -119,7 +118,7 @@ class HttpService:
             return JSONResponse({"status": "draining"}, status_code=503)
         if getattr(request.state, _HIDES_DETAIL):
             return JSONResponse({"status": "serving"})
-        # A failed part does not fail the probe: a restart of the server would not repair it.
+        # A failed channel or component does not fail the probe: restarting the server would not repair it.
         channels = {one.name: one.state.value for one in self._registry.handles() if one.is_troubled}
         parts = {f"{one.kind.key}s/{one.name}": one.state.value for one in self._components if not one.state.is_healthy}
         troubled = {"channels": channels, "components": parts}
@@ -127,7 +126,7 @@ class HttpService:
 
     async def _metrics(self, request: Request) -> Response:
         encode: Callable[[Collector], bytes]
-        # The library's own choice of a format fails on malformed versions.
+        # The library's own selection of a format fails on malformed versions.
         if "application/openmetrics-text" in request.headers.get("accept", ""):
             encode, content_type = openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST
         else:
@@ -138,7 +137,7 @@ class HttpService:
         others = list(self._collectors.collect())
 
         async def parts() -> AsyncIterator[bytes]:
-            # On this loop, a piece at a time: a thread would take the interpreter from it for longer.
+            # On this loop, one piece at a time: a thread would hold the interpreter's lock for longer.
             slices = TimeSlices()
             for family, pieces in samples.families():
                 yield encode(_Collected([family])).removesuffix(_EOF)
@@ -160,16 +159,16 @@ class HttpService:
 
 
 class _PlainStream(StreamingResponse):
-    """Sends the pieces, and does not watch for a disconnect: importing anyio for that would stop the event loop."""
+    """Sends the pieces without watching for a disconnect, which would import anyio and block the event loop."""
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await self.stream_response(send)
 
 
 class _CheckedRequests:
-    """Refuses requests with a foreign Host or Origin. `/healthz` accepts any Host, and then shows no details.
+    """Refuses requests with a foreign Host or Origin. `/healthz` accepts any Host, but then shows no details.
 
-    Below `changing`, paths have other methods than GET and HEAD too.
+    Only paths that begin with one of `changing` accept other methods than GET and HEAD.
     """
 
     def __init__(self, app: ASGIApp, check: RequestCheck, changing: tuple[str, ...], *, hides_detail: bool) -> None:
@@ -190,7 +189,7 @@ class _CheckedRequests:
 
 
 class _CertifiedClients:
-    """Refuses the requests of clients without a certificate. One that is not valid ends the handshake already."""
+    """Refuses the requests of clients without a certificate. With an invalid one, the handshake fails."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

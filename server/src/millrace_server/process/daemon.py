@@ -111,7 +111,7 @@ def _tls_files(settings: ServerSettings) -> TlsFiles | None:
     try:
         return None if settings.tls is None else TlsFiles(settings.tls)
     except ValueError as error:
-        # They were valid when the configuration was read.
+        # The files were valid when the configuration was read.
         raise StartError(f"server.tls: {error}") from None
 
 
@@ -186,11 +186,11 @@ def published_addresses(path: Path | None, addresses: dict[str, str]) -> Iterato
 
 
 EXIT_SECONDS = 3.0
-"""How long threads may run after the last channel was closed."""
+"""How long threads may run after the last channel has been closed."""
 
 
 def run(settings: Settings, address_file: Path | None, load_again: Callable[[], Settings] | None) -> None:
-    """Does the same as `serve`, on its own event loop; then the process ends even if a thread never ends."""
+    """Runs `serve` on its own event loop; afterwards the process exits, even if a thread never ends."""
 
     async def serve_and_exit() -> None:
         await serve(settings, address_file, load_again)
@@ -201,7 +201,7 @@ def run(settings: Settings, address_file: Path | None, load_again: Callable[[], 
 
 
 def _ensure_exit() -> None:
-    """Ends the process within a few seconds, now that nothing can be lost any more.
+    """Ends the process within a few seconds. Everything is on the disk by now.
 
     Python waits for all threads at its exit, and a thread that writes to a failed file system waits forever.
     """

@@ -69,7 +69,7 @@ class Reloader:
         self._catalog = catalog
         self._agent = agent
         self._channels: dict[str, AnyChannelConfig] = dict(settings.channels)
-        """The last configuration of each configured channel that was entirely in force."""
+        """The last configuration of each configured channel that was fully in force."""
         self.shutdown_grace_seconds = settings.server.shutdown_grace_seconds
 
     async def follow(self, requests: ReloadRequests) -> None:
@@ -103,12 +103,12 @@ class Reloader:
         self._compare_server(settings.server, report)
         if settings.auth != self._auth:
             report.pending["auth"] = _NEEDS_RESTART
-        # A right that is taken away must not wait for a restart. Without `auth` the file says nothing of rights.
+        # Revoked rights must not wait for a restart. Without `auth`, the file defines no rights.
         if self._access is not None and settings.auth is not None:
             self._access.replace(settings.roles, settings.identities)
         flows = self._flows(settings, report)
         self._registry.set_entrances(flows.entrances())
-        # New channels come before the flows, which may use them; changes of others may have to wait for space.
+        # New channels are created before the flows that may use them; changes of others may have to wait for space.
         self._create_channels(settings, report)
         updating = asyncio.ensure_future(self._update_channels(settings, report))
         changing = asyncio.ensure_future(self._agent.change(flows, self.shutdown_grace_seconds))
@@ -215,21 +215,21 @@ class Reloader:
 
 
 def _changed(former: ChannelConfig, config: ChannelConfig, fields: set[str]) -> set[str]:
-    """Returns those of the fields in which two configurations differ."""
+    """Returns the fields in which two configurations differ."""
     return {one for one in fields if getattr(former, one, None) != getattr(config, one, None)}
 
 
-async def _wait_for_all(*works: "asyncio.Future[Any]") -> None:
-    """Waits for all before it raises an error of one, so that no part of a reload overlaps the next reload."""
-    await asyncio.gather(*works, return_exceptions=True)
-    for work in works:
-        work.result()
+async def _wait_for_all(*tasks: "asyncio.Future[Any]") -> None:
+    """Waits for all tasks before raising the error of one, so that no part of a reload overlaps the next reload."""
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        task.result()
 
 
 async def _update(handle: ChannelHandle, channel: Channel | None, config: AnyChannelConfig) -> str:
     """Updates a channel; returns why nothing was changed, or an empty string."""
     if channel is None:
-        # The limits with which this server will serve a channel that another server owns.
+        # Another server owns the channel; these limits apply once this one takes it over.
         handle.reconfigure(config)
         return ""
     try:

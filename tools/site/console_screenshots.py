@@ -1,6 +1,6 @@
-"""Takes the pictures of the console in `docs/images`, of a server with load and troubles that are real.
+"""Takes the screenshots of the console in `docs/images`, with a server under real load and with real troubles.
 
-`make docs PICTURES=1` runs it. It needs Chromium, and takes a minute: so long must events flow until charts show them.
+`make docs PICTURES=1` runs it. It needs Chromium, and takes more than a minute, until the charts have events to show.
 """
 
 import json
@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 import millrace_client
 from millrace_client import Event
 
-PICTURES = Path(__file__).resolve().parent.parent / "docs" / "images"
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 LOAD_SECONDS = 75.0
 STEP_SECONDS = 0.05
 PAYMENTS = 480
@@ -83,7 +83,7 @@ ALL = (
 
 
 class Load:
-    """What goes through the channels: orders that are consumed, payments that are not, and lines of a log."""
+    """The load of the channels: orders that are consumed, payments that are not, and lines of a log."""
 
     def __init__(self, address: str, folder: Path) -> None:
         self._client = millrace_client.connect(address)
