@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import fastavro
 import pytest
 from rich.console import Console
 
+from millrace_server.agent.sinks.files.writers import JsonWriter
 from millrace_server.channels.channel_file import CHANNEL_FILE
 from millrace_server.channels.config import EncryptionConfig, FileChannelConfig
 from millrace_server.channels.directories import lock_directory
@@ -195,6 +197,24 @@ def test_log_export_writes_what_can_be_read(home: Path, tmp_path: Path) -> None:
         "log", "export", home, "--to", tmp_path / "events.json", exit_code=EXIT_USAGE
     )
     assert contents(home) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [(KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "No space left on device"), EXIT_DAMAGED)],
+)
+def test_log_export_that_ends_early_leaves_no_file(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, exit_code: int
+) -> None:
+    """What has the name of the export is complete."""
+
+    def fail(_writer: JsonWriter) -> None:
+        raise error
+
+    monkeypatch.setattr(JsonWriter, "finish", fail)
+    (tmp_path / "to").mkdir()
+    assert run("log", "export", home, "--to", tmp_path / "to" / "events.json").exit_code == exit_code
+    assert list((tmp_path / "to").iterdir()) == []
 
 
 def test_log_repair_of_a_channel_in_use_ends_with_a_code_of_its_own(home: Path) -> None:

@@ -32,12 +32,15 @@ EXIT_UNAVAILABLE = 3
 EXIT_CONVERTS = 4
 """An upgrade would convert files that earlier versions read."""
 
+EXIT_INTERRUPTED = 130
+
 MEANINGS = {
     0: "done; a server has stopped, a log is intact",
     EXIT_CANNOT_START: "the server cannot start, a log is damaged, a file cannot be written, or a test has failed",
     EXIT_USAGE: "the command line or the configuration is wrong",
     EXIT_UNAVAILABLE: "the log is in use, encrypted with a missing key, or of another version",
     EXIT_CONVERTS: "an upgrade would convert files, which an earlier version cannot open afterwards",
+    EXIT_INTERRUPTED: "interrupted by Ctrl-C, which a server takes as a request to stop",
     EXIT_BROKEN_PIPE: "the reader closed the output pipe",
 }
 """The meaning of each code, as `millraced --help` shows it."""

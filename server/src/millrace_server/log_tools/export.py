@@ -9,10 +9,12 @@ from millrace_server.agent.sinks.files.chunks import EventChunk
 from millrace_server.agent.sinks.files.writers import EventWriter, JsonWriter
 from millrace_server.log_tools.backup import os_errors_as_refusals
 from millrace_server.log_tools.event_index import Range
-from millrace_server.log_tools.layout import ToolError, UsageError
+from millrace_server.log_tools.layout import UsageError
 from millrace_server.log_tools.salvage import PieceReader, salvage
 from millrace_server.log_tools.view import LogView
 from millrace_server.wal.payload_codec import PayloadCodec
+
+_UNFINISHED = ".unfinished"
 
 
 class Exported(NamedTuple):
@@ -48,20 +50,23 @@ def export(view: LogView, codec: PayloadCodec, path: Path, *, is_avro: bool) -> 
 def write_events(path: Path, parts: Iterable[tuple[int, event_pb2.EventColumns | None]], *, is_avro: bool) -> None:
     """Writes events to a file that must not exist; each part has the sequence of its first event, None is skipped.
 
-    Raises UsageError and ToolError.
+    The file has its name once it is complete. Raises UsageError and ToolError.
     """
+    if path.exists():
+        raise UsageError(f"{path}: exists; name a file that does not")
+    unfinished = path.with_name(f"{path.name}{_UNFINISHED}")
     try:
-        file = path.open("xb")
-    except FileExistsError:
-        raise UsageError(f"{path}: exists; name a file that does not") from None
-    except OSError as error:
-        raise ToolError(f"cannot write {path}: {error.strerror}") from error
-    with os_errors_as_refusals("write", path), file:
-        writer = _writer(file, is_avro=is_avro)
-        for first_sequence, columns in parts:
-            if columns is not None:
-                writer.write(EventChunk(first_sequence, columns), range(columns.count))
-        writer.finish()
+        with os_errors_as_refusals("write", path):
+            with unfinished.open("wb") as file:
+                writer = _writer(file, is_avro=is_avro)
+                for first_sequence, columns in parts:
+                    if columns is not None:
+                        writer.write(EventChunk(first_sequence, columns), range(columns.count))
+                writer.finish()
+            unfinished.rename(path)
+    finally:
+        # Ctrl-C and a full disk leave nothing behind.
+        unfinished.unlink(missing_ok=True)
 
 
 def _writer(file: BinaryIO, *, is_avro: bool) -> EventWriter:
