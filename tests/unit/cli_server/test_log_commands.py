@@ -140,7 +140,7 @@ def test_log_repair_asks_before_it_changes_anything(home: Path, tmp_path: Path) 
     before = contents(home)
     asked = run("log", "repair", home)
     assert asked.exit_code == EXIT_DAMAGED
-    assert asked.stdout.startswith("This would be done with --yes:\n  rewrite the log with the 47 events ")
+    assert asked.stdout.startswith("This would be done with --yes:\n  rewrite the log with the 47 readable events ")
     document = result_of("log", "repair", home, exit_code=EXIT_DAMAGED)
     assert document["is_done"] is False
     assert (document["sequences_lost"], document["sequences_redelivered"], document["stamps_lost"]) == ([], [], [])
@@ -189,7 +189,7 @@ def test_log_export_writes_what_can_be_read(home: Path, tmp_path: Path) -> None:
         EXIT_DAMAGED,
         f"Wrote {len(expected)} events of channel orders to {tmp_path / 'events.avro'}.\n",
     )
-    assert "missing are sequences 1 to 2, which cannot be read" in result.stderr
+    assert "missing: sequences 1 to 2, which cannot be read" in result.stderr
     with (tmp_path / "events.avro").open("rb") as file:
         records: Any = fastavro.reader(file)
         assert [(record["sequence"], record["body"]) for record in records] == expected

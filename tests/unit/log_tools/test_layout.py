@@ -97,7 +97,7 @@ def test_find_layout_of_what_is_no_channel_says_why(tmp_path: Path) -> None:
         ("nowhere", "is not a directory; name the directory that holds the channel's files"),
         ("file", "is not a directory"),
         ("file/below", "is not a directory"),
-        ("empty", "there is no channel; name a channel's own directory"),
+        ("empty", "holds no channel; name a channel's own directory"),
         ("x" * 300, "cannot be read: File name too long"),
         ("a\0b", "is not a directory"),
     ]:

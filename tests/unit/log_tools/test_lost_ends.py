@@ -142,7 +142,7 @@ def test_salvage_of_a_killed_channel_without_its_last_segment_names_what_its_wri
     assert found.bound_from == (3 if is_checkpointed else 1)
     assert f'"sequences_bound_from": {found.bound_from}' in document
     lines = run("log", "repair", home).stdout
-    assert f"from {found.bound_from} on, there were as many at most" in lines
+    assert f"from {found.bound_from} on, this is an upper bound" in lines
 
 
 def test_salvage_of_a_zeroed_log_counts_all_that_was_written(tmp_path: Path) -> None:

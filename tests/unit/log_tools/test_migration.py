@@ -352,7 +352,7 @@ def test_migrate_where_both_places_have_a_channel_is_refused(site: _Site) -> Non
     assert "exists; delete its channel" in result.stderr
     result = site.into_files()
     assert result.exit_code == 2
-    assert "is not the channel of stream" in result.stderr
+    assert "does not hold the channel of stream" in result.stderr
     assert (site.is_in_files(), site.is_in_stream()) == (True, True), "as before"
 
 

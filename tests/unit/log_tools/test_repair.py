@@ -73,7 +73,7 @@ def test_repair_without_agreement_only_says_what_it_would_do(home: Path) -> None
     before = contents(home)
     reported = repair(layout_of(home), TOOLS)
     assert reported.report is None
-    assert reported.steps == ["rewrite the log with the 47 events in the channel that can be read"]
+    assert reported.steps == ["rewrite the log with the 47 readable events of the channel"]
     assert contents(home.parent) == before
 
 
@@ -135,7 +135,7 @@ def test_repair_says_exactly_what_is_lost(home: Path) -> None:
     [take] = [number for number, kind in enumerate(kinds(second)) if kind is Kind.TAKE][:1]
     flip(second, positions(second)[take] + 32)
     assert repaired(home).steps == [
-        "rewrite the log with the 45 events in the channel that can be read",
+        "rewrite the log with the 45 readable events of the channel",
         "give up sequences 1 to 2, 7 to 10, which cannot be read",
         "keep sequences 27 to 30, although the lost records may have consumed them",
     ]
@@ -192,7 +192,7 @@ def test_repair_of_damage_that_nothing_needs_gives_nothing_up(tmp_path: Path, mo
         asyncio.run(take_most(tmp_path))
     before = durable_state_of(home)
     flip(segments(home)[0], 100)
-    assert repaired(home).steps == ["rewrite the log with the 40 events in the channel that can be read"]
+    assert repaired(home).steps == ["rewrite the log with the 40 readable events of the channel"]
     after = durable_state_of(home)
     assert (after.next_sequence, after.producers, after.claim, after.ended) == (
         before.next_sequence,
@@ -248,7 +248,7 @@ def test_repair_without_any_record_that_tells_says_where_the_channel_begins_agai
     steps = repaired(home).steps
     _, begin = opened_again(home.parent)
     assert begin < NEXT_SEQUENCE
-    assert f"begin again with sequence {begin}, since no record says which sequences there were" in steps
+    assert f"continue with sequence {begin}, since no record states which sequences were used" in steps
     assert "forget all stamps: repeats of any event are stored again" in steps
 
 
@@ -414,7 +414,7 @@ def test_repair_of_a_log_without_a_claim_only_skips_sequences(tmp_path: Path) ->
     asyncio.run(put_only(tmp_path))
     flip(segments(home)[0], positions(segments(home)[0])[3])
     assert repaired(home).steps == [
-        "rewrite the log with the 10 events in the channel that can be read",
+        "rewrite the log with the 10 readable events of the channel",
         "give up sequences 11 to 20, which cannot be read",
     ]
     assert opened_again(tmp_path)[1] == 21
@@ -436,7 +436,7 @@ def test_repair_of_a_transaction_whose_commit_is_lost_keeps_its_puts_in_their_or
     [segment] = segments(home)
     commit = kinds(segment).index(Kind.COMMIT)
     flip(segment, positions(segment)[commit] + 40)
-    assert "rewrite the log with the 3 events in the channel that can be read" in repaired(home).steps
+    assert "rewrite the log with the 3 readable events of the channel" in repaired(home).steps
     assert opened_again(tmp_path)[0] == [(1, b"a"), (2, b"b"), (3, b"last")]
 
 

@@ -172,5 +172,5 @@ def test_verify_with_a_checkpoint_of_another_past_tells_it(home: Path) -> None:
         "recovery with no checkpoint and with checkpoint gives different channels: its next sequence is 99 and 72"
     ]
     done = repair(layout_of(home), TOOLS, applies=True)
-    assert done.steps == ["rewrite the log with the 47 events in the channel that can be read"]
+    assert done.steps == ["rewrite the log with the 47 readable events of the channel"]
     assert opened_again(home.parent)[1] == 99

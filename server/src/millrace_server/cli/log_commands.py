@@ -182,7 +182,7 @@ def export(
     else:
         _print(f"Wrote {found.event_count} events of channel {layout.name} to {to}.")
         if found.lost:
-            print_error(f"missing are {found.lost_sentence}")
+            print_error(f"missing: {found.lost_sentence}")
         if found.redelivered:
             print_error(f"sequences {shown_ranges(found.redelivered)} may have been consumed")
     if found.lost or found.redelivered:

@@ -108,7 +108,7 @@ def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None)
     identity = _identity(files)
     log_id = identity.log_id if identity else _stated_log_id(directories)
     if log_id is None:
-        raise UsageError(f"{' and '.join(map(str, directories))}: there is no channel; name a channel's own directory")
+        raise UsageError(f"{' and '.join(map(str, directories))}: holds no channel; name a channel's own directory")
     _check_complete(files, problems)
     ordered = sorted(directories, key=lambda path: _order(files.get(path)))
     found = checkpoint_dir or _checkpoint_dir(ordered, files)

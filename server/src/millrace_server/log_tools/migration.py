@@ -102,12 +102,12 @@ def into_stream(source: FilesPlace, target: StreamPlace) -> int:
         # An earlier run has finished.
         return _recovered(target, state).queue.event_count
     if missing := [path for path in source.directories if not path.is_dir()]:
-        raise UsageError(f"{missing[0]}: there is no channel")
+        raise UsageError(f"{missing[0]}: does not exist")
     with locked_directories(source.directories):
         layout = find_layout(source.directories, source.checkpoint_dir)
         identity = layout.identity
         if identity is None:
-            raise DamagedError(f"{layout.directories[0]}: no file says which channel it is; repair it first")
+            raise DamagedError(f"{layout.directories[0]}: no file states which channel this is; repair it first")
         with open_view(layout, is_live=False) as view:
             try:
                 recovered = recover_without(view, source.codec)
@@ -141,7 +141,7 @@ def _fill_stream(target: StreamPlace, state: StreamState, recovered: Recovered) 
     chain.fence(_ADDRESS)
     log = StreamLog(chain, target.codec)
     if any(True for _ in log.replay()):
-        raise DamagedError(f"stream {target.stream.name}: holds records, though it is new")
+        raise DamagedError(f"stream {target.stream.name}: holds records, although it is new")
     log.start(WriterThreads(), Histograms())
     try:
         asyncio.run(write_log(log, *contents_of(recovered)))
@@ -227,7 +227,7 @@ def into_files(source: StreamPlace, target: FilesPlace) -> int:
     """
     state = source.state()
     if state is None:
-        raise UsageError(f"stream {source.stream.name}: there is none")
+        raise UsageError(f"stream {source.stream.name}: does not exist")
     if state.migration in {COPYING, COPIED}:
         raise UsageError(f"stream {source.stream.name} is being filled from files; finish that first")
     home = target.data_dirs[0]
@@ -238,7 +238,7 @@ def into_files(source: StreamPlace, target: FilesPlace) -> int:
         _write_files(source, target, state)
     layout = find_layout([home])
     if layout.identity is None or layout.identity.channel_id != state.channel_id:
-        raise UsageError(f"{home}: is not the channel of stream {source.stream.name}; move it away")
+        raise UsageError(f"{home}: does not hold the channel of stream {source.stream.name}; move it away")
     if not state.migration and ((now := source.state()) is None or now.migration != MOVING):
         # Both can be opened, and either may have events that the other lacks.
         raise UsageError(f"{home} and stream {source.stream.name} both hold the channel; move one of them away")

@@ -133,22 +133,22 @@ def _is_unusable(view: LogView, codec: PayloadCodec, checkpoint: Path | None) ->
 
 
 def _losses(found: Salvage) -> Iterator[str]:
-    yield f"rewrite the log with the {found.event_count} events in the channel that can be read"
+    yield f"rewrite the log with the {found.event_count} readable events of the channel"
     if found.lost:
         yield f"give up {found.lost_sentence}"
     if found.redelivered:
         yield f"keep sequences {shown_ranges(found.redelivered)}, although the lost records may have consumed them"
     if found.is_renumbered:
         if found.pieces:
-            yield "number the events from 1 on, since no record says which sequences they had"
+            yield "number the events from 1 on, since no record states their sequences"
         else:
             begin = found.recovered.next_sequence
-            yield f"begin again with sequence {begin}, since no record says which sequences there were"
+            yield f"continue with sequence {begin}, since no record states which sequences were used"
         yield "forget all stamps: repeats of any event are stored again"
     elif found.unstamped:
         yield f"forget the stamps of sequences {shown_ranges(found.unstamped)}: repeats of these are stored again"
     if found.is_doubtful:
-        yield "end the claim, so that no epoch is granted again"
+        yield "end the claim, so that no epoch is granted twice"
 
 
 def _rebuilt_files(layout: ChannelLayout) -> dict[Path, ChannelFile]:
@@ -250,6 +250,6 @@ def _parts(found: Salvage, reader: PieceReader) -> Iterator[Part]:
     for piece in found.pieces:
         columns = reader.read(piece)
         if columns is None:
-            raise DamagedError(f"sequence {piece.first_sequence} could be read before, and now it cannot")
+            raise DamagedError(f"sequence {piece.first_sequence} can no longer be read")
         first_time, offsets = piece.commit_times
         yield piece.first_sequence, columns, [first_time + offset for offset in offsets or [0] * piece.event_count]

@@ -61,9 +61,8 @@ class Salvage:
         sentence = f"sequences {shown_ranges(self.lost)}, which cannot be read"
         if not self.bound_from:
             return sentence
-        return (
-            f"{sentence}; from {self.bound_from} on, there were as many at most: no record tells how many the end had"
-        )
+        reason = "no record states how many events the log's end had"
+        return f"{sentence}; from {self.bound_from} on, this is an upper bound: {reason}"
 
 
 class PieceReader:
