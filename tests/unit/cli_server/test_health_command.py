@@ -54,6 +54,15 @@ def test_health_where_nothing_listens_says_so() -> None:
     assert (result.exit_code, result.stderr) == (EXIT_CANNOT_START, f"millraced: {url}: Connection refused\n")
 
 
+def test_health_behind_a_proxy_asks_the_server_directly(responding: Respond, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy of a container's environment cannot reach an address of that container."""
+    url = responding(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nserving")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    result = CliRunner().invoke(app, ["health", url])
+    assert (result.exit_code, result.stdout) == (0, "serving\n")
+
+
 @pytest.mark.parametrize(
     "url",
     ["", "127.0.0.1:7071", "file:///etc/passwd", "http://[::1", "http://127.0.0.1:7071/\xe9", f"http://{'a' * 70}/"],

@@ -259,6 +259,17 @@ def test_restore_makes_a_channel_that_a_server_opens(made: Path, backup: Path, t
     assert (len(events), next_sequence) == (47, 72)
 
 
+def test_restore_to_a_directory_that_is_named_twice_writes_nothing(backup: Path, tmp_path: Path) -> None:
+    """Half of the segments would be counted in a second directory, which does not exist."""
+    home = tmp_path / "restored" / NAME
+    home.parent.mkdir()
+    (tmp_path / "link").symlink_to(home.parent)
+    for twin in (home, tmp_path / "link" / NAME):
+        with pytest.raises(UsageError, match="are the same directory; name it once"):
+            restore(backup, FilesPlace([home, twin], PayloadCodec()), TOOLS)
+    assert not home.exists()
+
+
 def test_restore_to_several_directories_spreads_the_segments(made: Path, backup: Path, tmp_path: Path) -> None:
     """The segments are distributed as a server does; checkpoints may be in another directory."""
     data_dirs = [tmp_path / disk / NAME for disk in ("disk-a", "disk-b", "disk-c")]

@@ -12,7 +12,15 @@ from millrace_server.channels.channel_file import CHANNEL_FILE, CHECKPOINTS_ONLY
 from millrace_server.channels.config import CHANNEL_NAME_PATTERN
 from millrace_server.channels.directories import LOCK_FILE, locked_directories
 from millrace_server.files import make_directories
-from millrace_server.log_tools.layout import ChannelLayout, DamagedError, FilesPlace, ToolError, UsageError, find_layout
+from millrace_server.log_tools.layout import (
+    ChannelLayout,
+    DamagedError,
+    FilesPlace,
+    ToolError,
+    UsageError,
+    check_distinct,
+    find_layout,
+)
 from millrace_server.log_tools.read_only_disk import ReadOnlyFile
 from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.verify import Report, verify
@@ -153,6 +161,7 @@ def restore(
         raise UsageError(f"--name: is {name!a}; it must match {CHANNEL_NAME_PATTERN}")
     for directory in target.directories:
         check_outside(directory, [source])
+    check_distinct(target.data_dirs)
     layout = find_layout([source])
     if layout.identity is None:
         raise UsageError(f"{source}: is not a complete backup: {'; '.join(layout.problems.values())}")

@@ -98,9 +98,7 @@ def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None)
     """
     for path in directories:
         _check_directory(path)
-    for one, other in itertools.combinations(directories, 2):
-        if one.samefile(other):
-            raise UsageError(f"{one} and {other} are the same directory; name it once")
+    check_distinct(directories)
     files: dict[Path, ChannelFile] = {}
     problems: dict[Path, str] = {}
     for path in directories:
@@ -113,6 +111,13 @@ def find_layout(directories: Sequence[Path], checkpoint_dir: Path | None = None)
     ordered = sorted(directories, key=lambda path: _order(files.get(path)))
     found = checkpoint_dir or _checkpoint_dir(ordered, files)
     return ChannelLayout(tuple(ordered), found, log_id, identity, files, problems)
+
+
+def check_distinct(directories: Sequence[Path]) -> None:
+    """Raises UsageError if two of the directories, which need not exist, are the same."""
+    for one, other in itertools.combinations(directories, 2):
+        if one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other)):
+            raise UsageError(f"{one} and {other} are the same directory; name it once")
 
 
 def segment_paths(directories: Sequence[Path]) -> list[tuple[int, Path]]:
