@@ -300,7 +300,9 @@ async def test_owner_notes_how_far_its_stream_has_come(nats_url: str) -> None:
                 raise TimeoutError
 
             holder = await asyncio.wrap_future(engine.call(noted()))
-            assert (holder.address, holder.epoch, holder.last_sequence) == ("a:1", 1, 2)
+            assert (holder.address, holder.epoch) == ("a:1", 1)
+            # A checkpoint may follow the fence and the commit.
+            assert holder.last_sequence >= 2
 
 
 async def test_channel_is_corrupt_whose_engine_was_set_back_with_its_notes(
