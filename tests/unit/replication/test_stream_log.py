@@ -382,6 +382,38 @@ async def test_check_of_a_stream_that_lacks_messages_says_so(nats_url: str) -> N
             await check()
 
 
+@pytest.mark.usefixtures("impatient")
+async def test_check_of_a_stream_that_is_purged_under_load_says_so(nats_url: str) -> None:
+    """The owner would acknowledge more and more that no later one can read back."""
+    async with engine_at(nats_url) as engine, owned_log(engine, new_name()) as log:
+
+        async def append_all() -> None:
+            while True:
+                await log.submit(b"x")
+
+        await log.submit(b"first")
+        async with asyncio.TaskGroup() as callers:
+            appending = [callers.create_task(append_all()) for _ in range(3)]
+            await asyncio.wrap_future(log.chain.check())
+            await asyncio.wrap_future(engine.call(engine.jetstream.purge_stream(log.chain.stream.name)))
+            with pytest.raises(LogCorruptError, match="were removed, and not by Millrace"):
+                await asyncio.wrap_future(log.chain.check())
+            for each in appending:
+                each.cancel()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_check_by_an_owner_that_was_overtaken_misses_nothing(nats_url: str) -> None:
+    """What the next owner has removed was not needed any more."""
+    name = new_name()
+    async with engine_at(nats_url) as engine, owned_log(engine, name) as former, owned_log(engine, name) as log:
+        for number in range(2):
+            submission = await log.submit(b"%d" % number)
+            await log.write_checkpoint(submission.end, b"state")
+        await asyncio.to_thread(log.log.remove_before, log.chain.epoch)
+        await asyncio.wrap_future(former.chain.check())
+
+
 async def test_submit_to_a_full_stream_is_refused_until_there_is_space(nats_url: str) -> None:
     """What is refused is not in the log, and what comes after `resume` is."""
     limits = StreamLimits(replicas=1, stream_bytes_max=_MIB)

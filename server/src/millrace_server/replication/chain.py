@@ -278,8 +278,10 @@ class Chain:
             raise SetBackError(
                 f"stream {self.stream.name}: was rolled back to message {found.last_sequence} from {last}"
             )
-        # What another owner has removed is not missing. A purge of this one that is under way is over soon.
-        if found.last_sequence == last and found.first_sequence > self._first_sequence:
+        # What another owner has removed is not missing. It has appended a fence and a checkpoint before, so the stream
+        # is longer than this owner's, of which one message may be in flight. A purge of this one is over soon.
+        is_own = found.last_sequence <= self._last_sequence + 1
+        if is_own and found.first_sequence > self._first_sequence:
             raise SetBackError(
                 f"stream {self.stream.name}: begins with message {found.first_sequence}; those from "
                 f"{self._first_sequence} on were removed, and not by Millrace"
