@@ -8,7 +8,7 @@ from millrace_server.agent.components import Component, ComponentKind
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ChannelFullError
 from tests.channel_events import append
-from tests.source_writers import held, memory, outcomes_of, registry_of
+from tests.source_writers import held, memory, outcomes_of, registry_of, rows_in
 
 HAS_VIRTUAL_CLOCK = True
 
@@ -48,7 +48,7 @@ async def test_reject_when_the_dead_letter_channel_can_never_take_the_event_drop
 
 
 async def test_reject_when_the_dead_letter_channel_is_full_keeps_the_event_where_it_is() -> None:
-    """That is temporary: the sink backs off, and names the full channel."""
+    """That is temporary: the sink backs off, and names the full channel. All deliveries count."""
     scene = Scene(registry_of(orders=memory(), dead=memory(capacity=1, transaction_capacity=1)))
     await append(scene.registry.get("dead"), b"older")
     await append(scene.registry.get("orders"), b"1")
@@ -57,6 +57,10 @@ async def test_reject_when_the_dead_letter_channel_is_full_keeps_the_event_where
     assert caught.value.metadata["channel"] == "dead"
     assert held(scene.registry, "orders") == {"orders": [b"1"]}
     assert outcomes_of(scene.component) == {}
+    assert await scene.registry.get("dead").purge() == 1
+    await scene.reject_next()
+    [(headers, _)] = rows_in(scene.registry, "dead")
+    assert headers["millrace.dead_letter.deliveries"] == "2"
 
 
 async def test_reject_permanently_is_progress_but_no_delivery() -> None:

@@ -252,12 +252,12 @@ class ChannelReader:
             delivery.nack()
             return
         sequence = delivery.first_sequence
-        rejections = self._rejection_counts.get(sequence, 0) + 1
+        # Counted first: an event whose dead letter cannot be stored now is delivered once more.
+        rejections = self._rejection_counts[sequence] = self._rejection_counts.get(sequence, 0) + 1
         if rejections >= self._limits.deliveries_max and self._dead_letters.has_channel:
             await self._store_dead_letter(delivery, str(error), rejections)
             self._rejection_counts.pop(sequence, None)
             return
-        self._rejection_counts[sequence] = rejections
         delivery.nack()
         raise ComponentError(f"event {sequence} of channel {self.channel_name} was rejected: {error}")
 
