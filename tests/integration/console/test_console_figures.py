@@ -79,7 +79,7 @@ def test_figures_under_load_equal_the_account_of_the_client(console: Console, se
     expect(_counter(page, "event_take_success_count")).to_have_text(f"{account.counters.event_take_success_count:,}")
     expect(_counter(page, "commit_count")).to_have_text(f"{account.counters.commit_count:,}")
     depth = f"{account.gauges.queued_events:,}"
-    expect(_figure(page, "Depth")).to_contain_text(f"{depth}\nof 1,000,000, 0 taken", use_inner_text=True)
+    expect(_figure(page, "Depth")).to_contain_text(f"{depth}\nof 1,000,000 · 0 taken", use_inner_text=True)
     console.open("?search=orders", "Overview")
     expect(_figure(page, "Channels")).to_have_text(f"{CHANNELS:,}")
     row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="orders"))

@@ -70,7 +70,7 @@ function Now({ data: { row, time, gauges, replayed_fraction } }) {
     return html`<${Figures}
         entries=${[
             ["State", html`<${State} state=${row.state} severity=${row.severity} />`, state],
-            ["Depth", count(depthOf(row)), `of ${count(row.capacity)}, ${count(row.taken_events)} taken`],
+            ["Depth", count(depthOf(row)), `of ${count(row.capacity)} · ${count(row.taken_events)} taken`],
             ["Bodies", bytes(row.body_bytes), `of ${bytes(row.body_bytes_max)}`],
             ["In", rate(row.put_rate), lastOf(row.last_put_time, time)],
             ["Out", rate(row.take_rate), lastOf(row.last_take_time, time)],

@@ -5,6 +5,8 @@ import { onThemeChange } from "../theme.js";
 import { Card } from "./table.js";
 
 const HEIGHT = 200;
+// Pixels between times on the axis, which are wide with their seconds.
+const TIME_SPACE = 76;
 const DASHES = [[], [6, 4]];
 let library = null;
 
@@ -72,7 +74,7 @@ export class Chart extends Component {
             cursor: { sync: { key: "history" }, drag: { x: false, y: false } },
             scales: { y: { range: (_plot, _low, high) => [0, high > 0 ? 1.1 * high : 1] } },
             axes: [
-                { ...axis, size: 32, values: clocks },
+                { ...axis, size: 32, space: TIME_SPACE, values: clocks },
                 { ...axis, size: 56, values: (_plot, ticks) => ticks.map(format) },
             ],
             series: [
