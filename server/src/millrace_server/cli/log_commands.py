@@ -59,7 +59,7 @@ def verify(
     else:
         _print(*lines)
         _show_report(report)
-    _end(report)
+    _exit_if_damaged(report)
 
 
 @log_app.command()
@@ -146,7 +146,7 @@ def repair(
     if not json:
         _print(f"The original files are in {done.keep}.")
         _show_report(done.report)
-    _end(done.report)
+    _exit_if_damaged(done.report)
 
 
 @log_app.command()
@@ -257,7 +257,7 @@ def _show_copy(layout: "ChannelLayout", report: "Report", sentence: str, *, json
         if report.scan.key_ids:
             _print(f"To read it, keep the keys: {', '.join(sorted(report.scan.key_ids))}.")
         _show_report(report)
-    _end(report)
+    _exit_if_damaged(report)
 
 
 def _show_report(report: "Report") -> None:
@@ -268,7 +268,7 @@ def _show_report(report: "Report") -> None:
     _print(summary(report))
 
 
-def _end(report: "Report") -> None:
+def _exit_if_damaged(report: "Report") -> None:
     if not report.is_good:
         raise typer.Exit(EXIT_DAMAGED)
 

@@ -1,6 +1,5 @@
 """The command `millraced upgrade`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,6 @@ from millrace_server.cli.reporting import (
 )
 
 if TYPE_CHECKING:
-    from millrace_server.configuration.settings import Settings
     from millrace_server.log_tools.upgrade import ChannelUpgrade
 
 
@@ -45,10 +43,11 @@ def upgrade(
         )
     settings = load_or_exit(config, {} if data_dir is None else {"data_dir": data_dir})
 
-    from millrace_server.cli.log_targets import exit_on_error
+    from millrace_server.cli.log_targets import configured_places, exit_on_error
+    from millrace_server.log_tools.upgrade import inspect_channel
 
     with exit_on_error():
-        upgrades = list(_upgrades(config, data_dir))
+        upgrades = list(filter(None, map(inspect_channel, configured_places(config, data_dir))))
     if json:
         print_json({"channels": [upgrade.document() for upgrade in upgrades]})
     else:
@@ -56,25 +55,13 @@ def upgrade(
             typer.echo(f"{found.channel}: {found.sentence}")
         if not upgrades:
             # So that a mistyped directory is noticed.
-            typer.echo(
-                f"There is nothing to convert: no channel has files yet. The data directory is {_place(settings)}."
-            )
-    _end(upgrades)
+            missing = "" if settings.server.data_dir.is_dir() else ", which does not exist"
+            place = f"{settings.server.data_dir}{missing}"
+            typer.echo(f"There is nothing to convert: no channel has files yet. The data directory is {place}.")
+    _exit_unless_unchanged(upgrades)
 
 
-def _place(settings: "Settings") -> str:
-    directory = settings.server.data_dir
-    return f"{directory}{'' if directory.is_dir() else ', which does not exist'}"
-
-
-def _upgrades(config: Path | None, data_dir: str | None) -> Iterator["ChannelUpgrade"]:
-    from millrace_server.cli.log_targets import configured_places
-    from millrace_server.log_tools.upgrade import inspect_channel
-
-    yield from filter(None, map(inspect_channel, configured_places(config, data_dir)))
-
-
-def _end(upgrades: list["ChannelUpgrade"]) -> None:
+def _exit_unless_unchanged(upgrades: list["ChannelUpgrade"]) -> None:
     if any(upgrade.problem for upgrade in upgrades):
         raise failure(
             "some channels cannot be read, so it is not known what happens to them: repair them before the upgrade",

@@ -98,12 +98,10 @@ class Catalog:
     def load(self) -> dict[str, AnyChannelConfig]:
         """Returns the channels of the catalog, none without a file; raises CatalogError if it cannot be used."""
         with self._lock:
-            return {name: self._at_engine(config) for name, config in self._loaded().items()}
-
-    def _at_engine(self, config: AnyChannelConfig) -> AnyChannelConfig:
-        if self._engine is None or config.replicated is None:
-            return config
-        return config.replicated.at(self._engine)
+            return {
+                name: config.replicated.at(self._engine) if self._engine and config.replicated else config
+                for name, config in self._loaded().items()
+            }
 
     def put(self, name: str, config: AnyChannelConfig) -> None:
         """Adds a channel, or replaces its limits."""

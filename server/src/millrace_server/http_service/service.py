@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace_server.access.audit import Audit
-from millrace_server.access.control import AccessControl, Identity, credentials_of
+from millrace_server.access.control import AccessControl, credentials_of
 from millrace_server.access.permissions import Permission
 from millrace_server.agent.components import Component
 from millrace_server.channels.registry import ChannelRegistry, TimeSlices
@@ -222,7 +222,8 @@ class _PermittedClients:
         request, identity = HTTPConnection(scope), None
         try:
             identity = self._access.identify(credentials_of(self._shown_by(request), certificate_of(scope)))
-            self._require_rights(identity)
+            if not self._access.rights_of(identity).may_everywhere(Permission.DESCRIBE):
+                raise ForbiddenError(f"no role of {identity.name!a} allows describe:*")  # noqa: TRY301 - audited below
         except (UnauthenticatedError, ForbiddenError) as error:
             self._audit.note(identity, peer_of(request), f"HTTP {scope['path']}", error, administers=False)
             status, headers = (403, {}) if identity else (401, {"WWW-Authenticate": "Bearer"})
@@ -230,10 +231,6 @@ class _PermittedClients:
             await refusal.response(headers)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-    def _require_rights(self, identity: Identity) -> None:
-        if not self._access.rights_of(identity).may_everywhere(Permission.DESCRIBE):
-            raise ForbiddenError(f"no role of {identity.name!a} allows describe:*")
 
 
 def _headers_of(request: HTTPConnection) -> Authorizations:

@@ -67,14 +67,14 @@ def copy_files(disk: Disk, copies: Sequence[Copy], progress: ToolProgress) -> No
     progress.begin("copying", sum(copy.source.size() for copy in copies))
     checksums = []
     for copy in copies:
-        with os_errors_as_refusals("write", copy.target):
+        with os_errors_as_tool_errors("write", copy.target):
             checksums.append(_copy(disk, copy, progress))
     for directory in {copy.target.parent for copy in copies}:
-        with os_errors_as_refusals("sync", directory):
+        with os_errors_as_tool_errors("sync", directory):
             disk.sync_directory(directory)
     progress.begin("comparing", sum(copy.source.size() for copy in copies))
     for copy, checksum in zip(copies, checksums, strict=True):
-        with os_errors_as_refusals("read", copy.target), closing(disk.open(copy.target)) as file:
+        with os_errors_as_tool_errors("read", copy.target), closing(disk.open(copy.target)) as file:
             is_same = _checksum(file, progress) == checksum
         if not is_same:
             raise DamagedError(f"{copy.target}: the disk returns other bytes than were written")
@@ -99,7 +99,7 @@ def _checksum(file: File, progress: ToolProgress, on_chunk: Callable[[bytes, int
 
 
 @contextmanager
-def os_errors_as_refusals(verb: str, path: Path) -> Iterator[None]:
+def os_errors_as_tool_errors(verb: str, path: Path) -> Iterator[None]:
     """Turns an OSError into a ToolError that says what could not be done."""
     try:
         yield
@@ -130,7 +130,7 @@ def back_up(layout: ChannelLayout, target: Path, tools: ToolContext) -> Report:
         # The newest, or else the previous one: a server renames one to the other.
         copies += [Copy(view.disk.open(path), target / NEWEST) for path in view.checkpoint_paths[:1]]
         copy_files(tools.disk, copies, tools.progress)
-    with os_errors_as_refusals("write", target / CHANNEL_FILE):
+    with os_errors_as_tool_errors("write", target / CHANNEL_FILE):
         ChannelFile(identity, 0, 1, has_memory=layout.has_memory).write(target)
     return _verified(find_layout([target]), tools)
 
@@ -188,7 +188,7 @@ def _write_identity(identity: ChannelIdentity, target: FilesPlace, *, has_memory
     # First without the count, then with it, as when a channel is created: a directory counts once all exist.
     for count in (0, len(target.data_dirs)):
         for path, index in indexes.items():
-            with os_errors_as_refusals("write", path / CHANNEL_FILE):
+            with os_errors_as_tool_errors("write", path / CHANNEL_FILE):
                 ChannelFile(identity, index, count, has_memory=has_memory).write(path)
 
 

@@ -83,7 +83,7 @@ class DamagedReplay:
         elif first_lsn >= self.lsn:
             # If the first segment has lost its header too, the number of its records is unknown.
             self.lsn = self.lsn or max(first_lsn - _RECORDS_MIN, 1)
-            self._miss_before(first_lsn)
+            self._note_missing_before(first_lsn)
         # The first record of a segment is a STATE: if only that is lost, no event is.
         self._state_lsn = first_lsn or (0 if self.gap_bytes else self.lsn)
         self._segment_id, self._is_segment_lost = segment_id, True
@@ -101,7 +101,7 @@ class DamagedReplay:
             # With the header damaged too, nothing states how many records are missing at the log's beginning.
             self.lsn = max(lsn - 2, 1) if self.gap_bytes else lsn
             self._has_beginning = self.lsn == 1
-        self._miss_before(lsn)
+        self._note_missing_before(lsn)
         if self._checkpoint is not None and lsn >= self._checkpoint.position.lsn:
             self._pass_checkpoint(self._checkpoint)
         self.lsn = lsn + 1
@@ -131,17 +131,17 @@ class DamagedReplay:
                 # The checkpoint states how many records preceded its position.
                 lost_bytes = written_bytes - position.position if position.segment_id == self._segment_id else 0
                 record_count = _PAIR
-            self._miss_before(max(self.lsn, position.lsn))
+            self._note_missing_before(max(self.lsn, position.lsn))
             self._pass_checkpoint(self._checkpoint)
         if lost_bytes > RECORD_HEAD_BYTES:
-            self._miss_end(lost_bytes, record_count)
+            self._note_missing_end(lost_bytes, record_count)
         self._settle(self.lsn, None)
         index = self.index
         if self.has_reserves and self._lacks_reserve:
             # Readers may have seen events in memory with sequences up to the reserve that is lost.
             index.reserved_sequence = max(index.reserved_sequence, index.next_sequence) + RESERVED_AHEAD
 
-    def _miss_end(self, byte_count: int, record_count: int) -> None:
+    def _note_missing_end(self, byte_count: int, record_count: int) -> None:
         """Notes that records are missing at the log's end: at least `record_count`, at most what the bytes can hold."""
         # This is not a torn tail: a segment gets its name after its first record was synced, and a checkpoint is
         # written after everything before its position.
@@ -151,7 +151,7 @@ class DamagedReplay:
         self._missing_bytes += byte_count
         self.lsn = end
 
-    def _miss_before(self, lsn: int) -> None:
+    def _note_missing_before(self, lsn: int) -> None:
         # Only SYNC_POINTs are this short, and they carry nothing that is missed.
         if self.lsn < lsn and self.gap_bytes != (lsn - self.lsn) * RECORD_HEAD_BYTES:
             self.is_damaged = True
@@ -210,7 +210,7 @@ class DamagedReplay:
         index.next_sequence = commit.first_sequence
         if not index.has_state:
             index.is_doubtful = True
-            index.lose_stamps(1, commit.empty_to)
+            index.mark_unstamped(1, commit.empty_to)
 
     def _apply_own(self, lsns: range, put_count: int) -> None:
         """Applies the PUT and TAKE records of a COMMIT, with empty records in place of lost ones."""
@@ -220,7 +220,7 @@ class DamagedReplay:
             if record is None or record.kind is not kind:
                 record = LogRecord(kind, Flags(0), LOST, lambda: b"")
                 if kind is Kind.TAKE:
-                    self.index.doubt(list(self.index.present))
+                    self.index.mark_doubtful(list(self.index.present))
             self.index.apply(record)
         self._pending, self._missing, self._missing_bytes = {}, [], 0
 
@@ -247,7 +247,7 @@ class DamagedReplay:
             for skipped in self._skipped:
                 index.unstamped.add(*skipped)
             if self._may_skip_sequences(groups, next_sequence):
-                self._lose_groups(groups, next_sequence)
+                self._give_up_groups(groups, next_sequence)
             else:
                 self._settle_groups(groups, next_sequence, is_front_known=is_front_known, is_of_repair=False)
         elif next_sequence is not None and next_sequence > index.next_sequence:
@@ -304,7 +304,7 @@ class DamagedReplay:
         is_step_explained = next_sequence == index.next_sequence + count or not count
         return not (is_step_explained and are_commits_alone(groups))
 
-    def _lose_groups(self, groups: list[Group], next_sequence: int | None) -> None:
+    def _give_up_groups(self, groups: list[Group], next_sequence: int | None) -> None:
         """Counts all sequences that the groups may have as lost, since they cannot be assigned to single groups.
 
         A group may also have held the events of a MEMORY_STATE, whose sequences were assigned long before.
@@ -319,9 +319,9 @@ class DamagedReplay:
         index.add_lost(first, end)
         index.next_sequence = end
         if first < end:
-            index.lose_stamps(first, end)
+            index.mark_unstamped(first, end)
             self._skip(first, end)
-        index.doubt(list(index.present))
+        index.mark_doubtful(list(index.present))
 
     def _settle_groups(
         self, groups: list[Group], next_sequence: int | None, *, is_front_known: bool, is_of_repair: bool
@@ -335,7 +335,7 @@ class DamagedReplay:
             self._place(group, dense)
             if self.has_reserves and group.puts and not is_of_repair:
                 # A stop may have written them, and some may have been consumed while they were in memory.
-                index.doubt([(index.sparse(dense), index.sparse(dense + group.event_count - 1))])
+                index.mark_doubtful([(index.sparse(dense), index.sparse(dense + group.event_count - 1))])
         index.next_sequence = index.sparse(end)
         lost_first, lost_end = index.sparse(placement.open_first), index.sparse(placement.open_end)
         if next_sequence is None and lost_first < lost_end and end != index.kept_sequence:
@@ -351,13 +351,13 @@ class DamagedReplay:
             index.add_lost(lost_first, lost_end)
         if self.has_reserves and lost_first < lost_end:
             self._skip(lost_first, lost_end)
-        index.lose_stamps(begin, index.next_sequence)
+        index.mark_unstamped(begin, index.next_sequence)
         # If only a PUT and its COMMIT are missing, no TAKE is.
         missing_count = sum(len(group.missing) for group in groups if not group.is_commit_alone)
         has_no_take = next_sequence is not None and lost_first < lost_end and missing_count == _PAIR
         for group in groups:
             is_small = group.is_commit_alone or has_no_take
-            index.doubt(taken_ranges(group.takes) if is_small else list(index.present))
+            index.mark_doubtful(taken_ranges(group.takes) if is_small else list(index.present))
 
     def _highest_end(self, groups: list[Group], first: int) -> int:
         """Returns the highest end that the sequences of groups at the log's end can have, beginning with `first`."""

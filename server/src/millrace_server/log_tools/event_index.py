@@ -77,7 +77,7 @@ class EventIndex(StateRecovery):
         end = 0
         for _, place in sorted(self._places.items()):
             # A checkpoint and a commit may refer to the same record.
-            for first, last in common(self.present, max(place.first_sequence, end), place.last_sequence):
+            for first, last in intersection(self.present, max(place.first_sequence, end), place.last_sequence):
                 start = place.start + first - place.first_sequence
                 yield place._replace(first_sequence=first, event_count=last + 1 - first, start=start)
             end = max(end, place.last_sequence + 1)
@@ -132,15 +132,15 @@ class EventIndex(StateRecovery):
         for part in self.outside_gap(first, end):
             self.present.add(*part)
 
-    def lose_stamps(self, first: int, end: int) -> None:
+    def mark_unstamped(self, first: int, end: int) -> None:
         """Notes that the stamps of some sequences are lost."""
         for part in self.outside_gap(first, end):
             self.unstamped.add(*part)
 
-    def doubt(self, ranges: Iterable[Range]) -> None:
+    def mark_doubtful(self, ranges: Iterable[Range]) -> None:
         """Notes that a lost record may have removed some sequences from the channel."""
         for first, last in ranges:
-            for part in common(self.present, first, last):
+            for part in intersection(self.present, first, last):
                 self.doubtful.add(*part)
 
     def on_state(self, state: pb.State) -> None:
@@ -168,7 +168,7 @@ class EventIndex(StateRecovery):
             self.unstamped, self.is_doubtful = IntervalSet(), False
 
 
-def common(intervals: IntervalSet, first: int, last: int) -> Iterator[Range]:
+def intersection(intervals: IntervalSet, first: int, last: int) -> Iterator[Range]:
     """Yields the parts of `first` to `last` that are in a set."""
     for gap_first, gap_last in [*intervals.gaps(first, last), (last + 1, last + 1)]:
         if first < gap_first:

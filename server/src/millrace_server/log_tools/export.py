@@ -7,7 +7,7 @@ from typing import BinaryIO, NamedTuple
 from millrace.v1 import event_pb2
 from millrace_server.agent.sinks.files.chunks import EventChunk
 from millrace_server.agent.sinks.files.writers import EventWriter, JsonWriter
-from millrace_server.log_tools.backup import os_errors_as_refusals
+from millrace_server.log_tools.backup import os_errors_as_tool_errors
 from millrace_server.log_tools.event_index import Range
 from millrace_server.log_tools.layout import UsageError
 from millrace_server.log_tools.salvage import PieceReader, salvage
@@ -56,7 +56,7 @@ def write_events(path: Path, parts: Iterable[tuple[int, event_pb2.EventColumns |
         raise UsageError(f"{path}: exists; name a file that does not")
     unfinished = path.with_name(f"{path.name}{_UNFINISHED}")
     try:
-        with os_errors_as_refusals("write", path):
+        with os_errors_as_tool_errors("write", path):
             with unfinished.open("wb") as file:
                 writer = _writer(file, is_avro=is_avro)
                 for first_sequence, columns in parts:

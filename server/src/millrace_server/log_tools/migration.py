@@ -18,7 +18,7 @@ from millrace_server.channels.directories import locked_directories
 from millrace_server.channels.recovery import Recovered
 from millrace_server.files import make_directories, sync_directory
 from millrace_server.histograms import Histograms
-from millrace_server.log_tools.backup import os_errors_as_refusals
+from millrace_server.log_tools.backup import os_errors_as_tool_errors
 from millrace_server.log_tools.layout import (
     DamagedError,
     FilesPlace,
@@ -163,7 +163,7 @@ def _finish_stream(source: FilesPlace, target: StreamPlace, state: StreamState) 
     mark = ChannelFile(identity, CHECKPOINTS_ONLY, 0, moved_to=f"stream {target.stream.name}")
     for path in source.directories:
         if not _was_moved(path, state):
-            _put_aside(path, mark)
+            _move_aside(path, mark)
     # A former stream of this name may have had higher epochs.
     _forget_owner(target)
     event_count = _recovered(target, state).queue.event_count
@@ -171,13 +171,13 @@ def _finish_stream(source: FilesPlace, target: StreamPlace, state: StreamState) 
     return event_count
 
 
-def _put_aside(path: Path, mark: ChannelFile) -> None:
+def _move_aside(path: Path, mark: ChannelFile) -> None:
     """Renames a directory, and creates one in its place that states where the channel is."""
     marked = path.with_name(path.name + _UNFINISHED)
     aside = path.with_name(path.name + _MIGRATED)
     if aside.exists():
         aside = path.with_name(f"{aside.name}-{time.time_ns()}")
-    with os_errors_as_refusals("rename", path):
+    with os_errors_as_tool_errors("rename", path):
         shutil.rmtree(marked, ignore_errors=True)
         make_directories(marked)
         mark.write(marked)
@@ -258,7 +258,7 @@ def _write_files(source: StreamPlace, target: FilesPlace, state: StreamState) ->
     recovered = _recovered(source, fenced)
     home = target.data_dirs[0]
     unfinished = home.with_name(home.name + _UNFINISHED)
-    with os_errors_as_refusals("write", unfinished):
+    with os_errors_as_tool_errors("write", unfinished):
         shutil.rmtree(unfinished, ignore_errors=True)
         make_directories(unfinished)
         log_id = secrets.token_bytes(_ID_BYTES)

@@ -20,7 +20,7 @@ from millrace_server.channels.config import CHANNEL_NAME_PATTERN
 from millrace_server.channels.directories import KEPT_INFIX, LOCK_FILE, REPAIRED, finish_repair, locked_directories
 from millrace_server.channels.records import State
 from millrace_server.log_tools import backup
-from millrace_server.log_tools.backup import Copy, ToolContext, os_errors_as_refusals
+from millrace_server.log_tools.backup import Copy, ToolContext, os_errors_as_tool_errors
 from millrace_server.log_tools.event_index import shown_ranges
 from millrace_server.log_tools.layout import (
     ChannelLayout,
@@ -90,7 +90,7 @@ def repair(layout: ChannelLayout, tools: ToolContext, *, keep: Path | None = Non
         marked = {path: replace(file, repaired_from=first_id, has_memory=has_memory) for path, file in files.items()}
         for path, file in marked.items():
             if file != layout.files.get(path):
-                with os_errors_as_refusals("write", path / CHANNEL_FILE):
+                with os_errors_as_tool_errors("write", path / CHANNEL_FILE):
                     file.write(path)
         finish_repair(marked)
         with open_view(find_layout(layout.directories, layout.checkpoint_dir), is_live=False) as view:
@@ -119,7 +119,7 @@ def _plan(view: LogView, tools: ToolContext) -> tuple[Repair, list[Path]]:
     )
     if report.scan.damages or knows_more or _is_unusable(view, tools.codec, None):
         found = salvage(view, tools.codec)
-        return Repair([*_losses(found)], found), []
+        return Repair([*_steps(found)], found), []
     damaged = [one for one in report.checkpoints if one.problem]
     return Repair([f"remove {one.path.name}, which {one.problem}" for one in damaged]), [one.path for one in damaged]
 
@@ -132,7 +132,7 @@ def _is_unusable(view: LogView, codec: PayloadCodec, checkpoint: Path | None) ->
         return True
 
 
-def _losses(found: Salvage) -> Iterator[str]:
+def _steps(found: Salvage) -> Iterator[str]:
     yield f"rewrite the log with the {found.event_count} readable events of the channel"
     if found.lost:
         yield f"give up {found.lost_sentence}"
@@ -189,7 +189,7 @@ def _keep(layout: ChannelLayout, keep: Path | None, tools: ToolContext) -> Path:
             backup.make_empty_directory(folder)
             for path in sorted(directory.iterdir()):
                 if path.is_file() and path.name != LOCK_FILE:
-                    with os_errors_as_refusals("read", path):
+                    with os_errors_as_tool_errors("read", path):
                         file = opened.enter_context(closing(OsDisk().open(path)))
                         copies.append(Copy(ReadOnlyFile(file.read, file.size()), folder / path.name))
         backup.copy_files(tools.disk, copies, tools.progress)
@@ -197,7 +197,7 @@ def _keep(layout: ChannelLayout, keep: Path | None, tools: ToolContext) -> Path:
 
 
 def _remove(disk: Disk, path: Path) -> None:
-    with os_errors_as_refusals("remove", path):
+    with os_errors_as_tool_errors("remove", path):
         disk.unlink(path)
         disk.sync_directory(path.parent)
 
@@ -207,7 +207,7 @@ def _write_log(view: LogView, found: Salvage, files: dict[Path, ChannelFile], to
     by_index = sorted((file.index, path) for path, file in files.items() if file.index != CHECKPOINTS_ONLY)
     directories = [path / REPAIRED for _, path in by_index]
     for directory in directories:
-        with os_errors_as_refusals("write", directory):
+        with os_errors_as_tool_errors("write", directory):
             # An interrupted attempt may have left one.
             shutil.rmtree(directory, ignore_errors=True)
             backup.make_empty_directory(directory)
@@ -215,7 +215,7 @@ def _write_log(view: LogView, found: Salvage, files: dict[Path, ChannelFile], to
     follows = LogPosition(found.next_segment_id - 1, 0, found.next_lsn)
     codec = _codec_like(tools.codec, found)
     log = WriteAheadLog(SegmentFiles(tools.disk, directories, layout.log_id), codec, follows=follows)
-    with os_errors_as_refusals("write", directories[0]):
+    with os_errors_as_tool_errors("write", directories[0]):
         try:
             asyncio.run(write_new_files(log, _new_state(found), _parts(found, PieceReader(view, tools.codec))))
         except ToolError as error:

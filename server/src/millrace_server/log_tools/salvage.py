@@ -9,7 +9,7 @@ from millrace_server.channels.replay import ContradictionError
 from millrace_server.channels.stamps import IntervalSet
 from millrace_server.log_tools.contents_check import columns_of
 from millrace_server.log_tools.damaged_replay import DamagedReplay
-from millrace_server.log_tools.event_index import EventIndex, Piece, Range, common, shown_ranges
+from millrace_server.log_tools.event_index import EventIndex, Piece, Range, intersection, shown_ranges
 from millrace_server.log_tools.scanning import key_id_of, log_record
 from millrace_server.log_tools.verify import checkpoint_files
 from millrace_server.log_tools.view import LogView, SegmentView
@@ -109,7 +109,7 @@ def salvage(view: LogView, codec: PayloadCodec) -> Salvage:
     found.unstamped, found.is_doubtful = list(index.unstamped), index.is_doubtful
     found.bound_from = replay.bound_from
     found.is_renumbered = replay.is_without_sequences
-    _sort_out(index, PieceReader(view, codec), found)
+    _read_pieces(index, PieceReader(view, codec), found)
     return found
 
 
@@ -122,13 +122,13 @@ def _read_log(
     return found, replay
 
 
-def _sort_out(index: EventIndex, reader: PieceReader, found: Salvage) -> None:
+def _read_pieces(index: EventIndex, reader: PieceReader, found: Salvage) -> None:
     lost, redelivered = index.present.copy(), IntervalSet()
     for piece in index.pieces():
         if reader.read(piece) is not None:
             found.pieces.append(piece)
             lost.remove(piece.first_sequence, piece.last_sequence)
-            for part in common(index.doubtful, piece.first_sequence, piece.last_sequence):
+            for part in intersection(index.doubtful, piece.first_sequence, piece.last_sequence):
                 redelivered.add(*part)
     found.lost, found.redelivered = list(lost), list(redelivered)
 

@@ -180,7 +180,7 @@ class Reloader:
     @staticmethod
     def _without_fixed(name: str, former: ChannelConfig, config: AnyChannelConfig, report: _Report) -> AnyChannelConfig:
         """Returns the new configuration with the former values of what needs a restart, and reports these."""
-        fixed = _changed(former, config, _FIXED_CHANNEL_FIELDS)
+        fixed = {one for one in _FIXED_CHANNEL_FIELDS if getattr(former, one, None) != getattr(config, one, None)}
         report.pending |= {f"channels.{name}.{one}": _NEEDS_RESTART for one in fixed}
         return config.model_copy(update={one: getattr(former, one) for one in fixed})
 
@@ -212,11 +212,6 @@ class Reloader:
         if channel.open_transactions or channel.claims.claim is not None:
             return "transactions or a claim are open in it; reload again when they end"
         return ""
-
-
-def _changed(former: ChannelConfig, config: ChannelConfig, fields: set[str]) -> set[str]:
-    """Returns the fields in which two configurations differ."""
-    return {one for one in fields if getattr(former, one, None) != getattr(config, one, None)}
 
 
 async def _wait_for_all(*tasks: "asyncio.Future[Any]") -> None:
