@@ -11,6 +11,7 @@ from millrace_server.cli import app
 from millrace_server.cli.reporting import EXIT_CANNOT_START, EXIT_USAGE
 from millrace_server.errors import StartError
 from millrace_server.process import daemon
+from tests.fork_server import run_code
 
 GOOD = """
 [server]
@@ -269,3 +270,21 @@ def test_check_of_an_imported_file_says_what_is_to_be_filled_in(file: Path) -> N
     result = CliRunner().invoke(app, ["check", str(file)])
     assert result.exit_code == EXIT_USAGE
     assert 'sources.s.paths[0]: is to be filled in, for "${env:LOGS}/a"; it must be text' in result.stderr
+
+
+def test_serve_with_closed_streams_gives_their_descriptors_to_no_file() -> None:
+    """What libraries write to standard error must not end up in a channel's log."""
+    ran = run_code(
+        """
+        import os, sys
+        from millrace_server.cli import _open_missing_streams
+
+        for closed in (0, 2):
+            os.close(closed)
+        sys.stderr = None
+        _open_missing_streams()
+        print([os.path.samestat(os.fstat(one), os.stat(os.devnull)) for one in (0, 2)], sys.stderr.writable())
+        """,
+        warning_filters=("error",),
+    )
+    assert (ran.returncode, ran.stdout) == (0, "[True, True] True\n")

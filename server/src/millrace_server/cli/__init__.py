@@ -84,6 +84,7 @@ def serve(
         raise typer.BadParameter(f"unexpected argument {context.args[0]!a}; {hint}", context)
     options = {"listen": listen, "http_listen": http_listen, "advertise": advertise, "data_dir": data_dir}
     overrides = {field: value for field, value in options.items() if value is not None}
+    _open_missing_streams()
     # By default, gRPC logs failed handshakes and large headers, so that unauthenticated clients could fill the log.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with _quick_imports():
@@ -104,6 +105,18 @@ def serve(
     except Exception:  # noqa: BLE001 - a bug is logged like everything else
         structlog.stdlib.get_logger(__name__).exception("the server failed")
         raise typer.Exit(EXIT_CANNOT_START) from None
+
+
+def _open_missing_streams() -> None:
+    """Opens standard streams that the caller has closed: otherwise files of channels would get their descriptors."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # It gets the lowest one that is free.
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - stays open
 
 
 @contextmanager
