@@ -9,6 +9,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.arrow import HadoopFileSystem
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from millrace_server.agent.sinks.files.local_target import LocalTarget
@@ -251,28 +252,57 @@ def test_call_that_raises_anything_is_an_error_of_the_file_system(tmp_path: Path
         target.open("sink-1")
 
 
-def test_publish_to_hdfs_sends_and_renames_below_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hadoop gets the host of the URL and paths without it; a directory stands in for its disks."""
-    asked: list[tuple[str, int]] = []
+@pytest.fixture
+def hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that stands in for the disks of Hadoop, whose host must be that of `HDFS_ROOT`."""
     disks = tmp_path / "disks"
     disks.mkdir()
 
     def connect(host: str, port: int, **_: object) -> SubTreeFileSystem:
-        asked.append((host, port))
+        assert (host, port) == ("name", 8020)
         return SubTreeFileSystem(str(disks), LocalFileSystem())
 
     monkeypatch.setattr("pyarrow.fs.HadoopFileSystem", connect)
-    root = "hdfs://name:8020/logs"
-    target = RemoteTarget(lambda: open_file_system(root, {}), root, tmp_path / "staging")
-    (disks / "logs" / ".millrace" / "sink-1").mkdir(parents=True)
-    (disks / "logs" / ".millrace" / "sink-1" / "000007.part").touch()
+    # Of a former test, with other disks.
+    HadoopFileSystem.clear_instance_cache()
+    return disks
+
+
+HDFS_ROOT = "hdfs://name:8020/logs"
+
+
+def _hdfs_target(tmp_path: Path) -> RemoteTarget:
+    target = RemoteTarget(lambda: open_file_system(HDFS_ROOT, {}), HDFS_ROOT, tmp_path / "staging")
     target.open("sink-1")
-    target.publish(_staged(target, b"content"), f"{root}/dt=1/file.txt")
-    assert asked == [("name", 8020)]
-    assert [path for path in disks.rglob("*") if path.is_file()] == [disks / "logs" / "dt=1" / "file.txt"]
-    assert (disks / "logs" / "dt=1" / "file.txt").read_bytes() == b"content"
-    assert target.size_of(f"{root}/dt=1/file.txt") == 7
-    assert target.size_of(f"{root}/dt=1/other.txt") is None
+    return target
+
+
+def test_publish_to_hdfs_sends_and_renames_below_its_directory(hdfs: Path, tmp_path: Path) -> None:
+    """Hadoop gets the host of the URL and paths without it; what an earlier run left is removed."""
+    (hdfs / "logs" / ".millrace" / "sink-1").mkdir(parents=True)
+    (hdfs / "logs" / ".millrace" / "sink-1" / "000007.part").touch()
+    target = _hdfs_target(tmp_path)
+    target.publish(_staged(target, b"content"), f"{HDFS_ROOT}/dt=1/file.txt")
+    assert [path for path in hdfs.rglob("*") if path.is_file()] == [hdfs / "logs" / "dt=1" / "file.txt"]
+    assert (hdfs / "logs" / "dt=1" / "file.txt").read_bytes() == b"content"
+    assert target.size_of(f"{HDFS_ROOT}/dt=1/file.txt") == 7
+    assert target.size_of(f"{HDFS_ROOT}/dt=1/other.txt") is None
+
+
+@pytest.mark.parametrize("directory", ["a?b=1", "a#b", "a%3Fb"])
+def test_publish_to_hdfs_takes_no_part_of_a_path_for_a_query(hdfs: Path, tmp_path: Path, directory: str) -> None:
+    """A header's value in a path may contain characters that mean something else in a URL."""
+    target = _hdfs_target(tmp_path)
+    target.publish(_staged(target, b"content"), f"{HDFS_ROOT}/{directory}/file.txt")
+    assert (hdfs / "logs" / directory / "file.txt").read_bytes() == b"content"
+    assert target.size_of(f"{HDFS_ROOT}/{directory}/other.txt") is None
+
+
+def test_size_of_a_file_of_an_earlier_root_is_found(hdfs: Path, tmp_path: Path) -> None:
+    """A receipt may name a file of an earlier configuration of the sink."""
+    (hdfs / "elsewhere").mkdir()
+    (hdfs / "elsewhere" / "file.txt").write_bytes(b"content")
+    assert _hdfs_target(tmp_path).size_of("hdfs://name:8020/elsewhere/file.txt") == 7
 
 
 S3_ROOT = "s3://bucket/logs"

@@ -60,8 +60,15 @@ def open_file_system(url: str, options: Mapping[str, Any]) -> FileSystem:
     import fsspec
 
     if not url.startswith(_S3):
-        files, _ = fsspec.url_to_fs(url, **options)
-        return FileSystem(files, files._strip_protocol)  # noqa: SLF001 - fsspec's own name for what all of them have
+        files, root = fsspec.url_to_fs(url, **options)
+
+        def path_of(wanted: str) -> str:
+            # Below the root, a path contains headers, and `?` in a header does not begin a query.
+            if wanted.startswith(url):
+                return f"{root.rstrip('/')}{wanted.removeprefix(url)}"
+            return str(files._strip_protocol(wanted))  # noqa: SLF001 - all of fsspec's file systems have it
+
+        return FileSystem(files, path_of)
     from fsspec.implementations.arrow import ArrowFSWrapper
     from pyarrow.fs import S3FileSystem
 
