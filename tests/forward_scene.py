@@ -43,7 +43,7 @@ class Scene:
     @property
     def component(self) -> Component:
         """The component that shows the state of the sink."""
-        return self.reader._component
+        return self.reader.component
 
     def sink(self, **settings: Any) -> ForwardingSink:
         """A sink with these settings; see `config_of`."""

@@ -136,7 +136,7 @@ class ChannelReader:
         self._registry = registry
         self.channel_name = channel_name
         self._limits = limits
-        self._component = component
+        self.component = component
         self._consumer: Consumer | None = None
         """While its sink runs: the channel's list of consumers has it."""
         self._events_max = limits.batch_events_max
@@ -203,13 +203,13 @@ class ChannelReader:
         self._report_readiness(channel)
         limits = TakeLimits(events_max=self._events_max, body_bytes_max=body_bytes_max)
         if self._consumer is None:
-            self._consumer = channel.deliveries.attach(Origin(peer=f"sinks/{self._component.name}"))
+            self._consumer = channel.deliveries.attach(Origin(peer=f"sinks/{self.component.name}"))
         taken = await channel.deliveries.deliver_while(limits, lambda: not self._is_closing, self._consumer)
         if taken is None:
             return None
         delivery = Delivery(channel, taken, self._finish)
         if (spans := TRACING.spans) is not None:
-            delivery.span = delivery_span(spans, self.channel_name, self._component.name, delivery.batches)
+            delivery.span = delivery_span(spans, self.channel_name, self.component.name, delivery.batches)
         self._unsettled.add(delivery)
         return delivery
 
@@ -217,9 +217,9 @@ class ChannelReader:
         is_readable = channel.fault is None and channel.claims.claim is None
         if is_readable and not channel.event_count:
             # The channel is empty, so the last failure no longer keeps any event from being delivered.
-            self._component.mark_running()
+            self.component.mark_running()
         else:
-            self._component.mark_ready()
+            self.component.mark_ready()
 
     def _finish(self, delivery: Delivery, is_settled: bool) -> None:  # noqa: FBT001 - a callback's argument
         self._unsettled.discard(delivery)
@@ -228,22 +228,22 @@ class ChannelReader:
             # A nack may follow, which does nothing.
             delivery.span = None
         if is_settled:
-            self._component.record_progress(*delivery.delivered_counts)
+            self.component.record_progress(*delivery.delivered_counts)
             # Deliveries that were cut to find a rejected event grow again.
             self._events_max = min(2 * self._events_max, self._limits.batch_events_max)
 
     @property
     def is_recovering(self) -> bool:
         """Whether the sink's last attempt failed, and nothing has been settled since."""
-        return self._component.state is ComponentState.BACKING_OFF
+        return self.component.state is ComponentState.BACKING_OFF
 
     def report_problem(self, reason: str) -> None:
         """Shows in the sink's state why it makes no progress while it keeps trying; its next settle clears that."""
-        self._component.mark_backing_off(reason)
+        self.component.mark_backing_off(reason)
 
     def note_incident(self, incident: str, count: int = 1) -> None:
         """Counts something that operators watch for; see `Component.incident_counts`."""
-        self._component.record_incident(incident, count)
+        self.component.record_incident(incident, count)
 
     async def reject(self, delivery: Delivery, error: EventsRejectedError) -> None:
         """Handles a delivery with events that the sink can never take; raises ComponentError to repeat it later."""
@@ -267,7 +267,7 @@ class ChannelReader:
             "reason": reason,
             "channel": self.channel_name,
             "sequence": str(delivery.first_sequence),
-            "sink": self._component.name,
+            "sink": self.component.name,
             "deliveries": str(rejections),
         }
         # The stamp prevents a second copy after a crash before the settle. Settled events leave gaps in the numbers; a

@@ -22,7 +22,6 @@ class GroupReader(ChannelReader):
 
     def __init__(self, registry: ChannelRegistry, channel_name: str, component: Component) -> None:
         super().__init__(registry, channel_name, ReaderLimits(1, 1, None), component)
-        self.component = component
         self.members: list[MemberReader] = []
         self.closing = asyncio.Event()
 
@@ -64,7 +63,6 @@ class MemberReader(ChannelReader):
         super().__init__(registry, group.channel_name, limits, component)
         self._group = group
         self.has_ended = False
-        self.component = component
         self.acquire: Callable[[], Awaitable[bool]] = _always
         self.on_progress: Callable[[], None] = lambda: None
 
@@ -85,7 +83,7 @@ class MemberReader(ChannelReader):
 
     def _report_readiness(self, channel: Channel) -> None:
         super()._report_readiness(channel)
-        if self._component.state is ComponentState.RUNNING:
+        if self.component.state is ComponentState.RUNNING:
             self._group.component.mark_running()
             if not channel.event_count:
                 self.on_progress()

@@ -259,7 +259,7 @@ async def test_run_without_brokers_says_who_does_not_respond_and_why(
     unreachable = KafkaSinkConfig.model_validate({**table, "timeout_seconds": 1.0}).make(SinkContext("out", Path()))
     with pytest.raises(ComponentError, match=r"^127.0.0.1:1: no response within 1 seconds \(.*127.0.0.1:1.*\)$"):
         await unreachable.run(reader)
-    assert reader._component.reason == "the brokers have not responded for 0.1 s or more"
+    assert reader.component.reason == "the brokers have not responded for 0.1 s or more"
     assert len(queued(channel)) == 1
 
 

@@ -43,7 +43,7 @@ def test_find_packing_of_what_is_not_known_reports_it(encoding: str) -> None:
     """The error lists what is supported."""
     with pytest.raises(HttpRefusalError, match=r"it must be gzip, zstd or identity$") as raised:
         find_content_coding(encoding)
-    assert raised.value.status == 415
+    assert raised.value.refusal.status == 415
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
@@ -78,7 +78,7 @@ def test_decode_of_a_bomb_stops_soon_behind_the_limit(encoding: str, monkeypatch
     began = time.process_time()
     with pytest.raises(HttpRefusalError) as raised:
         coding.decode(encoded, MIB)
-    assert raised.value.status == 413
+    assert raised.value.refusal.status == 413
     assert sum(made) < 20 * MIB
     assert time.process_time() - began < 3.0
 
@@ -104,7 +104,7 @@ def test_decode_of_what_is_damaged_never_fails_otherwise(encoding: str) -> None:
         try:
             decode(encoding, bytes(damaged))
         except HttpRefusalError as error:
-            refused += error.status in {400, 413}
+            refused += error.refusal.status in {400, 413}
     assert refused > 100
 
 

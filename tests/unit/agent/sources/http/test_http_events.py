@@ -124,9 +124,9 @@ def test_read_events_of_what_is_wrong_says_what(content_type: str, body: bytes, 
     """The error is a clear sentence: the place, the value, and what is allowed."""
     with pytest.raises(HttpRefusalError) as raised:
         read(content_type, body)
-    assert raised.value.status in {400, 415}
-    assert sentence is None or raised.value.message == sentence
-    assert len(raised.value.message) < 300
+    assert raised.value.refusal.status in {400, 415}
+    assert sentence is None or raised.value.refusal.message == sentence
+    assert len(raised.value.refusal.message) < 300
 
 
 @pytest.mark.parametrize(("content_type", "separator"), [(JSON, b","), (LINES, b"\n")])
@@ -137,7 +137,7 @@ def test_read_events_above_the_limit_is_refused(content_type: str, separator: by
     assert len(read(content_type, body, 10)) == 10
     with pytest.raises(HttpRefusalError, match="more than 9 events") as raised:
         read(content_type, body, 9)
-    assert raised.value.status == 413
+    assert raised.value.refusal.status == 413
 
 
 def test_read_events_with_more_headers_than_a_batch_can_have_is_refused() -> None:
@@ -161,7 +161,7 @@ def test_read_events_of_damaged_json_never_fails_otherwise(content_type: str) ->
         try:
             read(content_type, bytes(body))
         except HttpRefusalError as error:
-            refused += error.status == 400
+            refused += error.refusal.status == 400
     assert refused > 1_000
 
 

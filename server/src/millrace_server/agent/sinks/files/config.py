@@ -139,10 +139,10 @@ class FilesSinkConfig(NonRejectingSinkConfig):
 
     def make(self, context: SinkContext) -> Sink:
         template = PathTemplate.parse(self.path)
-        traits = FilesSinkSettings(context.name, template.root, self.batch_events_max, self.stall_seconds)
-        # One for all runs of the sink: none of them may write into another directory than the first.
+        settings = FilesSinkSettings(context.name, template.root, self.batch_events_max, self.stall_seconds)
+        # One for all runs of the sink: no run may write into another directory than the first one did.
         target = self._target(template, context.directory / "staging")
-        return FilesSink(traits, partial(self._make_files, context, template, target, self._writer()))
+        return FilesSink(settings, partial(self._make_files, context, template, target, self._writer()))
 
     def _make_files(
         self,

@@ -21,7 +21,7 @@ RETRY_SECONDS = 1.0
 class HttpRefusalError(Exception):
     """Raised when a request is not stored.
 
-    Attributes:
+    Args:
         reason: The stable name of the refusal.
         retry_seconds: The delay after which to repeat the request; None if a repetition cannot succeed.
         is_unread: Whether a part of the body was not read, so that the connection must be closed.
@@ -37,15 +37,11 @@ class HttpRefusalError(Exception):
         is_unread: bool = False,
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.retry_seconds = retry_seconds
-        self.is_unread = is_unread
+        self.refusal = Refusal(status, reason, message, retry_seconds)
+        self._headers = {"Connection": "close"} if is_unread else {}
 
     def response(self) -> Response:
-        headers = {"Connection": "close"} if self.is_unread else {}
-        return Refusal(self.status, self.reason, self.message, self.retry_seconds).response(headers)
+        return self.refusal.response(self._headers)
 
 
 def bad_request(message: str) -> HttpRefusalError:

@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
 from typing import NamedTuple
 
 from millrace_server.agent.setting_types import time_zone_of
@@ -25,8 +26,7 @@ class TimestampParser:
     def __init__(self, time_zone: str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._zone = time_zone_of(time_zone)
         self._now = now
-        self._parsed_times: dict[str, str | None] = {}
-        self._parsed_on = now().date()
+        self._latest_time = lru_cache(_PARSED_TIMES_MAX)(self._find_latest_time)
 
     def parse_iso(self, text: str) -> str | None:
         """Parses a timestamp of RFC 5424; None if it is invalid."""
@@ -41,18 +41,12 @@ class TimestampParser:
 
         The year is the latest one for which the time is not further in the future than wrong clocks and zones explain.
         """
-        now = self._now().astimezone(self._zone)
-        if self._parsed_on != now.date() or len(self._parsed_times) >= _PARSED_TIMES_MAX:
-            self._parsed_times.clear()
-            self._parsed_on = now.date()
-        if text not in self._parsed_times:
-            self._parsed_times[text] = self._latest(text, now)
-        return self._parsed_times[text]
+        return self._latest_time(text, self._now().astimezone(self._zone).date())
 
-    def _latest(self, text: str, now: datetime) -> str | None:
-        for year in range(now.year + 1, now.year - _LEAP_YEARS_APART - 1, -1):
+    def _find_latest_time(self, text: str, today: date) -> str | None:
+        for year in range(today.year + 1, today.year - _LEAP_YEARS_APART - 1, -1):
             time = self._in_year(text, year)
-            if time is not None and time - now <= _FUTURE_MAX:
+            if time is not None and time.date() - today <= _FUTURE_MAX:
                 return _milliseconds(time)
         return None
 
