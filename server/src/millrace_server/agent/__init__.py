@@ -1,4 +1,4 @@
-"""The agent: runs the components that fill and empty the server's channels by themselves.
+"""The agent: runs the sources that fill the server's channels, and the sinks that empty them.
 
     source -> interceptors -> selector -> channels -> sink
 

@@ -24,14 +24,14 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class AgentChanges(NamedTuple):
-    """What a change of the configuration has done; parts are named `sources/NAME`, `sinks/NAME`, `sink_groups/NAME`."""
+    """The result of a configuration change; parts are named `sources/NAME`, `sinks/NAME` and `sink_groups/NAME`."""
 
     started: list[str]
     changed: list[str]
-    """Restarted with another configuration, or because they had failed."""
+    """Restarted with a new configuration, or because they had failed."""
     stopped: list[str]
     stuck: list[str]
-    """Those that did not stop in time; their change waits for the next one."""
+    """Did not stop in time; the next configuration change applies theirs."""
 
 
 class _RunnerKey(NamedTuple):
@@ -53,10 +53,10 @@ class _RunnerEntry:
     config: object
     runner: SourceRunner | SinkRunner
     is_stopping: bool = False
-    """Whether it was asked to stop; then it must be replaced, however long stopping takes."""
+    """Whether it was asked to stop. It must then be replaced, even if stopping takes long."""
 
     def fits(self, plan: _RunnerPlan | None) -> bool:
-        """Whether it can continue as it is. A part that has failed is restarted."""
+        """Whether it can continue unchanged. A part that has failed is restarted."""
         has_failed = self.runner.component.state is ComponentState.FAILED
         return plan is not None and self.config == plan.config and not has_failed and not self.is_stopping
 
@@ -67,8 +67,8 @@ class Agent:
     Stopping follows the data: first the sources, then, once the channels in memory are empty, the sinks.
 
     Args:
-        data_dir: Each source and sink has a directory below it for its own state.
-        embedded_sources: Where the embedding program finds its sources' writers; None in a daemon.
+        data_dir: Contains a directory for the state of each source and sink.
+        embedded_sources: The writers of sources of type `embedded`, for the embedding program; None in a daemon.
 
     Attributes:
         components: All sources, sinks and sink groups with their states.
@@ -89,15 +89,15 @@ class Agent:
             self.components.wake(channel)
 
     def start(self, config: AgentConfig) -> None:
-        """Starts all parts that are not there yet, the sinks first."""
+        """Starts all parts that are not running yet, the sinks first."""
         for key, plan in self._plans(config).items():
             if key not in self._entries:
                 self._entries[key] = _RunnerEntry(plan.config, plan.start())
 
     async def change(self, config: AgentConfig, grace_seconds: float) -> AgentChanges:
-        """Changes to another configuration: stops the parts that it does not have, and starts the new ones.
+        """Applies another configuration: stops the parts that it does not contain, and starts the new ones.
 
-        A part whose configuration is equal continues untouched; each of the others has `grace_seconds` to finish.
+        A part whose configuration is equal keeps running; each of the others has `grace_seconds` to finish.
         """
         plans = self._plans(config)
         former = set(self._entries)
@@ -118,7 +118,7 @@ class Agent:
         )
 
     def _plans(self, config: AgentConfig) -> dict[_RunnerKey, _RunnerPlan]:
-        """Returns what to run, the sinks first: they are ready when the first events come in."""
+        """Returns what to run, the sinks first, so that they are ready when the first events arrive."""
         plans: dict[_RunnerKey, _RunnerPlan] = {}
         grouped = {name for group in config.sink_groups.values() for name in group.sinks}
         for name, group in config.sink_groups.items():
@@ -186,7 +186,7 @@ class Agent:
         return sum(sink.reader.unsettled_count for sink in self._sinks())
 
     def flush_sinks(self) -> None:
-        """Asks sinks that hold deliveries back, to write larger files, to settle them as soon as possible."""
+        """Asks sinks that delay settling, in order to write larger files, to settle as soon as possible."""
         for sink in self._sinks():
             sink.reader.request_flush()
 
@@ -212,7 +212,7 @@ class Agent:
         if await entry.runner.stop(grace_seconds):
             del self._entries[key]
         else:
-            # It keeps its entry: a second runner next to it would do its work twice.
+            # It keeps its entry: a second runner would do the same work at the same time.
             _log.error("did not stop in time", part=str(key), grace_seconds=grace_seconds)
 
 

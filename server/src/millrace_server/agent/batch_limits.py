@@ -1,4 +1,4 @@
-"""How large the batches of a source may be, as its channels are configured."""
+"""The maximum size of a source's batches, derived from the configuration of its channels."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -9,16 +9,16 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stamps import Stamp
 
 BODY_BYTES_MAX = 8 << 20
-"""Larger batches are not faster, and are in memory several times."""
+"""Larger batches are not faster, and several copies of a batch are in memory."""
 
 _HALVINGS_MAX = 30
 _BATCHES_TO_GROW = 100
 
 
 class BatchLimits:
-    """The largest batch that all channels of a source take, as currently configured.
+    """The largest batch that all channels of a source accept, as currently configured.
 
-    After a batch that was too large nevertheless, the limits are halved; they grow again with later batches.
+    If a batch is too large nevertheless, the limits are halved; they grow again with later batches.
     """
 
     def __init__(self, registry: ChannelRegistry, channels: Sequence[str], events_max: int) -> None:
@@ -35,7 +35,7 @@ class BatchLimits:
 
     @property
     def body_bytes_max(self) -> int:
-        """Bytes of bodies of one batch: half of what a channel takes, since interceptors may add to them."""
+        """Bytes of bodies in a batch: half of what a channel accepts, since interceptors may enlarge the bodies."""
         limits = [config.open_body_bytes_max // 2 for config in self._configs()]
         return max(min([BODY_BYTES_MAX, *limits]) >> self._halvings, 1)
 
@@ -55,7 +55,7 @@ class BatchLimits:
     def pieces(self, table: EventTable, stamp: Stamp) -> Iterator[tuple[EventTable, Stamp]]:
         """Yields a batch in parts within the limits, each with the numbers of its events.
 
-        A batch whose numbers are not one per event stays whole: the number of an event is unknown.
+        A batch without exactly one number per event is not split: the numbers of its events are unknown.
         """
         if stamp.span != table.count:
             yield table, stamp

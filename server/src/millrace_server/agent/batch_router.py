@@ -1,4 +1,4 @@
-"""Batch routers: a source's batches pass the interceptors and the selector, and are stored in the channels."""
+"""Batch routers, which pass a source's batches through the interceptors and the selector and store them."""
 
 import asyncio
 import logging
@@ -30,18 +30,18 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, EventTooLargeError, MillraceError
 
 STEP_TRIES_MAX = 5
-"""Attempts of an interceptor that raises an unexpected error; then the events that cause it are found by bisection and
-stored in the dead-letter channel. Without such a channel the batch is repeated without end."""
+"""How often a batch is tried whose interceptor raises an unexpected error. Then the events that cause it are found by
+bisection and stored in the dead-letter channel; without such a channel, the batch is retried indefinitely."""
 
 _LOOP_EVENTS_MAX = 10_000
-"""Batches of more events are encoded on a thread."""
+"""Batches with more events are encoded on a thread."""
 
 _UNPICKED = ""
-"""Stands for the channel that a load balancer picks later."""
+"""Stands for a channel that the load balancer has not picked yet."""
 
 
 class Routing(NamedTuple):
-    """Which channels get a source's events."""
+    """How a source's events are distributed to its channels."""
 
     selector: Selector | LoadBalancer | None = None
     """Selects an event's channels; None: all of them."""
@@ -49,18 +49,18 @@ class Routing(NamedTuple):
     """The channels that may miss events."""
     dead_letter_channel: str | None = None
     has_callers: bool = False
-    """Whether someone waits for each batch. Without a dead-letter channel, a batch with events that can never be
-    stored is then refused."""
+    """Whether a caller waits for each batch. Without a dead-letter channel, a batch that contains events that can never
+    be stored is then refused."""
 
 
 @dataclass(slots=True)
 class BatchAttempt:
-    """The state of one batch, so that a later attempt resumes where the last one failed."""
+    """The state of a batch, with which a later attempt resumes where the last one failed."""
 
     table: EventTable
     """The events as the source delivered them."""
     stamp: Stamp | None
-    """None if no batch of the source is ever repeated."""
+    """None if the source never repeats a batch."""
     run: InterceptorRun
     options: AppendOptions = DEFAULT_OPTIONS
     batches: dict[str, ChannelBatch] | None = None
@@ -68,7 +68,7 @@ class BatchAttempt:
     failed_steps: int = 0
     """Unexpected errors of an interceptor or the selector."""
     dropped: list[tuple[EventTable, Mapping[str, str]]] = field(default_factory=list)
-    """Events for which there is no dead-letter channel, with the reason and the place."""
+    """Events that cannot be stored and have no dead-letter channel, with the reason and the channel or step."""
     commits: SubmittedCommits | None = None
     """Its commits, once they are submitted."""
     is_repeat: bool = False
@@ -108,16 +108,16 @@ class BatchRouter:
         return BatchAttempt(table, stamp, InterceptorRun(self._interceptors, self._selector, table), options)
 
     async def route(self, attempt: BatchAttempt) -> None:
-        """Stores a batch in its channels; after an error, the next call resumes there.
+        """Stores a batch in its channels; after an error, the next call resumes at the same step.
 
-        Raises StepError or ComponentError if a step does not work, TxnCapacityError if the batch is too large for a
-        channel, BadArgumentError if it overlaps in part what is stored, or another MillraceError of a channel.
+        Raises StepError or ComponentError if a step fails, TxnCapacityError if the batch is too large for a channel,
+        BadArgumentError if it partly overlaps stored events, or another MillraceError of a channel.
         """
         await self.begin(attempt)
         await self.finish(attempt)
 
     async def begin(self, attempt: BatchAttempt) -> None:
-        """Does the first part of `route`: later batches that begin after this are stored behind this one."""
+        """Does the first part of `route`: batches that begin after this call returns are stored after this one."""
         if self.fan_out.has_accepted(attempt.stamp):
             # It is stored, or being written; `finish` waits for that.
             attempt.is_repeat = True
@@ -138,13 +138,13 @@ class BatchRouter:
             await attempt.commits.finish()
         except asyncio.CancelledError:
             if self.fan_out.has_accepted(attempt.stamp) and not attempt.is_repeat:
-                # The commits continue, and a repeat only finds them.
+                # The commits continue, so a repeat finds the batch stored and would not count it.
                 self._note_stored(attempt)
             raise
         if attempt.is_repeat:
             self._component.mark_running()
             return
-        # Not above: a commit that continues may still fail, and then the batch comes again.
+        # Not if cancelled, as above: a commit that continues may still fail, and the batch is then repeated.
         attempt.run.note_stored()
         if attempt.batches is not None:
             self._optional.offer(
@@ -153,7 +153,7 @@ class BatchRouter:
         self._note_stored(attempt)
 
     def has_space(self, table: EventTable) -> bool:
-        """Whether the channels would probably accept a batch of this size now."""
+        """Whether the channels are likely to accept a batch of this size now."""
         size = table.count, table.body_bytes
         try:
             channels = self.fan_out.channels()
@@ -200,19 +200,19 @@ class BatchRouter:
                 return
 
     def _batches(self, run: InterceptorRun) -> dict[str, ChannelBatch]:
-        """Returns each channel's events; with a load balancer all of them, whose channel is not picked yet."""
+        """Returns the events of each channel; with a load balancer all events, since no channel is picked yet."""
         if self._load_balancer is None:
             return channel_batches_of(run.table, run.masks)
         return {_UNPICKED: ChannelBatch(run.table)} if run.table.count else {}
 
     async def _set_aside(self, attempt: BatchAttempt, table: EventTable, fields: Mapping[str, str]) -> None:
-        """Stores events as dead letters; without a channel for them, they are dropped once the others are stored."""
+        """Stores events as dead letters; without a dead-letter channel, drops them once the other events are stored."""
         if self._dead_letters.has_channel:
             await self._dead_letters.write_or_drop(table, attempt.stamp, fields)
         elif self._has_callers:
             raise _refusal(table.count, fields)
         else:
-            # Not now: if the batch is repeated in smaller ones, they would be dropped and counted again.
+            # Later: if the batch is split and repeated, they would be counted as dropped again.
             attempt.dropped.append((table, fields))
 
     async def _begin_chosen(self, attempt: BatchAttempt, batches: dict[str, ChannelBatch]) -> SubmittedCommits:
@@ -236,7 +236,7 @@ class BatchRouter:
             await asyncio.to_thread(batch.unencodable)
 
     async def _accepted_part(self, attempt: BatchAttempt, batch: ChannelBatch, channel: Channel | None) -> ChannelBatch:
-        """Sets the events aside that the channel (None: any channel) can never take; returns the others."""
+        """Sets aside the events that the channel (None: any channel) can never accept; returns the others."""
         refused = batch.unencodable() if channel is None else batch.unstorable(channel)
         for reason in dict.fromkeys(refused.values()):
             table = batch.table.chosen([refused.get(index) == reason for index in range(batch.table.count)])
@@ -259,6 +259,6 @@ def _refusal(event_count: int, fields: Mapping[str, str]) -> MillraceError:
     """Returns the error for a batch with events that can never be stored."""
     if channel := fields.get("channel"):
         return EventTooLargeError(
-            f"events: channel {channel!r} can never take {event_count} of them: {fields['reason']}"
+            f"events: channel {channel!r} can never accept {event_count} of them: {fields['reason']}"
         )
     return BadArgumentError(f"events: {fields['step']} refuses {event_count} of them: {fields['reason']}")

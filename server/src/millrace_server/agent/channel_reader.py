@@ -1,4 +1,4 @@
-"""Channel readers: a sink takes deliveries from one channel and settles, nacks or rejects them."""
+"""Channel readers, through which a sink takes deliveries from a channel and settles, nacks or rejects them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 class EventsRejectedError(Exception):
-    """Raised by a sink that can never take some events of a delivery; the message is the reason.
+    """Raised by a sink that can never accept some events of a delivery; the message is the reason.
 
-    A temporary condition, such as a server that cannot be reached, is a ComponentError instead; it is never counted.
+    For a temporary condition, such as a server that cannot be reached, raise ComponentError instead, which does not
+    count as a rejection.
     """
 
 
@@ -40,11 +41,11 @@ class ReaderLimits(NamedTuple):
     deliveries_max: int
     """How often an event that the sink rejects is delivered."""
     dead_letter_channel: str | None
-    """Where it is stored then; None: it is delivered again without end."""
+    """Where it is stored after that; None: it is delivered again indefinitely."""
 
 
 class UnsettledLimits(NamedTuple):
-    """How much a sink may hold unsettled: half of the channel's limits, so that producers still find space."""
+    """How much a sink may leave unsettled: half of the channel's limits, so that producers still find space."""
 
     event_count: int
     body_bytes: int
@@ -52,11 +53,11 @@ class UnsettledLimits(NamedTuple):
 
 
 class Delivery:
-    """Events that were taken from a channel and still belong to it, until they are settled or nacked.
+    """Events that were taken from a channel and remain part of it until they are settled or nacked.
 
     Attributes:
-        channel_id: Identifies this incarnation of the channel; with a sequence it identifies an event for all time.
-        is_dead_letter: Whether it is stored in the dead-letter channel; then it does not count as delivered.
+        channel_id: Identifies this incarnation of the channel; with a sequence, it identifies an event forever.
+        is_dead_letter: Whether it is stored in the dead-letter channel; it then does not count as delivered.
         span: Its span, while tracing is on.
     """
 
@@ -77,35 +78,34 @@ class Delivery:
 
     @property
     def is_open(self) -> bool:
-        """Whether the channel still has it: an operator may have ended it."""
+        """Whether it is still open in the channel: an operator may have ended it."""
         return self._delivery.state is TxnState.OPEN
 
     @property
     def delivered_counts(self) -> tuple[int, int]:
-        """The events, and bytes of their bodies, that count as delivered once this is settled."""
+        """The number of events, and the bytes of their bodies, that count as delivered once this is settled."""
         return (0, 0) if self.is_dead_letter else (self.count, self.body_bytes)
 
     @property
     def oldest_open_sequence(self) -> int:
-        """The oldest sequence in its channel; no earlier event will be delivered again."""
+        """The oldest sequence in the channel; no earlier event will be delivered again."""
         return self._channel.oldest_sequence
 
     async def settle(self) -> None:
-        """Removes the events from the channel, durably once this returns; after an error they are there again."""
+        """Removes the events from the channel, durably once this returns; after an error they are back in it."""
         try:
             commit = self._channel.deliveries.settle(self._delivery)
         except MillraceError:
             self._on_end(self, False)
             raise
-        # By the commit, not by this call: if the sink is cancelled in the meantime, the events are removed all the
-        # same.
+        # A callback of the commit: if this call is cancelled, the events are removed nevertheless.
         commit.add_done_callback(lambda ended: self._on_end(self, ended.error is None))
         await commit
 
     def join(self, following: "Delivery") -> None:
         """Merges a later delivery of the same channel into this one; they are settled or nacked together.
 
-        For sinks that hold deliveries: thousands of small ones would be as many open transactions.
+        For sinks that keep deliveries open: thousands of small ones would be thousands of open transactions.
         """
         self._channel.deliveries.join(self._delivery, following._delivery)  # noqa: SLF001 - another of this class
         self.batches = (*self.batches, *following.batches)
@@ -126,8 +126,8 @@ class Delivery:
 class ChannelReader:
     """Delivers the events of one channel to a sink.
 
-    After a rejection the deliveries are halved until the rejected events are found; these go to the dead-letter channel
-    one by one, while the others are delivered.
+    After a rejection, deliveries are halved until the rejected events are found; these are stored in the dead-letter
+    channel one by one, and the others are delivered.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ChannelReader:
         self._limits = limits
         self.component = component
         self._consumer: Consumer | None = None
-        """While its sink runs: the channel's list of consumers has it."""
+        """Its entry in the channel's list of consumers while the sink runs."""
         self._events_max = limits.batch_events_max
         self._rejection_counts: dict[int, int] = {}
         self._unsettled: set[Delivery] = set()
@@ -146,27 +146,27 @@ class ChannelReader:
         log = RateLimitedLog(component.log)
         self._dead_letters = DeadLetterWriter(registry, limits.dead_letter_channel, component, log)
         self.flush_requested = asyncio.Event()
-        """Set once a sink that holds deliveries must settle them as soon as there is nothing more to take."""
+        """Set once a sink that keeps deliveries open must settle them as soon as there is nothing more to take."""
 
     @property
     def unsettled_count(self) -> int:
         return sum(delivery.is_open for delivery in self._unsettled)
 
     async def wait_open(self) -> None:
-        """Waits until the channel is open; raises MillraceError if it could not be opened."""
+        """Waits until the channel is open. Raises MillraceError if it could not be opened."""
         handle = self._registry.find(self.channel_name)
         await handle.opened.wait()
         handle.refuse_unless_open()
 
     def unsettled_limits(self) -> UnsettledLimits:
-        """Returns how much a sink may hold unsettled now; raises MillraceError if the channel is not open."""
+        """Returns how much a sink may leave unsettled now. Raises MillraceError if the channel is not open."""
         config = self._registry.get(self.channel_name).config
         halves = (config.capacity, config.body_bytes_max, config.open_transactions_max)
         return UnsettledLimits(*(max(whole // 2, 1) for whole in halves))
 
     @property
     def channel_id(self) -> str:
-        """Identifies this incarnation of the channel; raises MillraceError if it is not open."""
+        """Identifies this incarnation of the channel. Raises MillraceError if it is not open."""
         return self._registry.get(self.channel_name).channel_id
 
     @property
@@ -181,7 +181,7 @@ class ChannelReader:
         self.flush_requested.set()
 
     def close(self) -> None:
-        """Delivers no more; a waiting `take` returns None."""
+        """Ends deliveries; a waiting `take` returns None."""
         self._is_closing = True
         self.request_flush()
         if (channel := self._channel_if_open()) is not None:
@@ -195,7 +195,7 @@ class ChannelReader:
         self._consumer = None
 
     async def take(self, body_bytes_max: int = 0) -> Delivery | None:
-        """Returns the next events as soon as there are any; None once there will be no more.
+        """Returns the next events as soon as there are any; None once the reader is closed.
 
         Raises MillraceError if the channel cannot be read now: it is claimed, not open yet, or its log has failed.
         """
@@ -216,7 +216,7 @@ class ChannelReader:
     def _report_readiness(self, channel: Channel) -> None:
         is_readable = channel.fault is None and channel.claims.claim is None
         if is_readable and not channel.event_count:
-            # The channel is empty, so the last failure no longer keeps any event from being delivered.
+            # The channel is empty, so the last failure no longer delays any event.
             self.component.mark_running()
         else:
             self.component.mark_ready()
@@ -229,7 +229,7 @@ class ChannelReader:
             delivery.span = None
         if is_settled:
             self.component.record_progress(*delivery.delivered_counts)
-            # Deliveries that were cut to find a rejected event grow again.
+            # Deliveries that were halved to find a rejected event grow again.
             self._events_max = min(2 * self._events_max, self._limits.batch_events_max)
 
     @property
@@ -238,15 +238,15 @@ class ChannelReader:
         return self.component.state is ComponentState.BACKING_OFF
 
     def report_problem(self, reason: str) -> None:
-        """Shows in the sink's state why it makes no progress while it keeps trying; its next settle clears that."""
+        """Shows in the sink's state why it makes no progress while it keeps trying; the next settle clears this."""
         self.component.mark_backing_off(reason)
 
     def note_incident(self, incident: str, count: int = 1) -> None:
-        """Counts something that operators watch for; see `Component.incident_counts`."""
+        """Counts an incident; see `Component.incident_counts`."""
         self.component.record_incident(incident, count)
 
     async def reject(self, delivery: Delivery, error: EventsRejectedError) -> None:
-        """Handles a delivery with events that the sink can never take; raises ComponentError to repeat it later."""
+        """Handles a delivery with events that the sink can never accept. Raises ComponentError to repeat it later."""
         if delivery.count > 1:
             self._events_max = delivery.count // 2
             delivery.nack()
@@ -270,8 +270,8 @@ class ChannelReader:
             "sink": self.component.name,
             "deliveries": str(rejections),
         }
-        # The stamp prevents a second copy after a crash before the settle. Settled events leave gaps in the numbers; a
-        # ledger stores a limited number of ranges, and `oldest_open` lets it forget those that cannot be repeated.
+        # The stamp prevents a second copy after a crash before the settle. The numbers have gaps, and a ledger stores a
+        # limited number of ranges; `oldest_open` lets it forget those that can no longer be repeated.
         stamp = Stamp(
             f"dead-letter/{delivery.channel_id}",
             delivery.first_sequence,

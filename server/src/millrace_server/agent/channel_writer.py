@@ -1,4 +1,4 @@
-"""Channel writers: a source writes its batches through interceptors and selector into its channels."""
+"""Channel writers, through which a source stores its batches in its channels."""
 
 import asyncio
 import secrets
@@ -31,24 +31,24 @@ _RETRY_DELAY_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
 _TO_ALL = Routing()
 _ERRORS_OF_BATCHES = (BadArgumentError, EventTooLargeError, ForbiddenError, OffsetGapError, TxnCapacityError)
-"""Errors that say that a batch is wrong, not the source or its channels."""
+"""Errors of a batch itself, not of the source or its channels."""
 
 
 class ChannelWriter:
     """Stores a source's batches in its channels.
 
     Every batch has a stamp, so that a repeat after a failure stores no second copy. A source that can read its events
-    again numbers them the same way each time, with a `producer_id` of its own. A source that cannot uses the next
-    numbers of this run (`next_stamp`).
+    again numbers them in the same way each time, under its own `producer_id`. Any other source uses the next numbers of
+    this run (`next_stamp`).
 
-    If a source is cancelled while it waits here, its events may be stored or not; after the next `wait_open`,
+    If a source is cancelled while it waits for a call, its events may be stored or not; after the next `wait_open`,
     `stored_ranges` returns what is stored.
 
     Attributes:
-        router: For sources that begin a batch while earlier ones are being stored.
+        router: For sources that begin to store a batch before earlier ones are stored.
     """
 
-    def __init__(  # noqa: PLR0913 - it connects all of them
+    def __init__(  # noqa: PLR0913 - it connects all of these parts
         self,
         registry: ChannelRegistry,
         channels: Sequence[str],
@@ -68,23 +68,23 @@ class ChannelWriter:
 
     @property
     def events_max(self) -> int:
-        """The maximum number of events for a batch. Read it for each batch: it changes with the channels."""
+        """The maximum number of events in a batch. Read it for each batch: it changes with the channels."""
         return self._limits.events_max
 
     @property
     def body_bytes_max(self) -> int:
-        """The maximum number of bytes that a batch's bodies should have, unless it is one event. It changes as well."""
+        """The maximum bytes of the bodies in a batch, unless it is a single event. It changes as well."""
         return self._limits.body_bytes_max
 
     def required_configs(self) -> dict[str, ChannelConfig]:
-        """Returns the configurations, as in force now, of the channels that must not miss an event, by name."""
+        """Returns the current configurations of the channels that must not miss an event, by name."""
         return {name: self._registry.find(name).config for name in self.router.required}
 
     async def wait_open(self) -> None:
         """Waits until all required channels are open and their pending commits have ended.
 
-        Only then do they know what they have stored. Called before each run of the source. Raises MillraceError if a
-        channel does not exist, could not be opened, or cannot be written.
+        Only then is it known what they have stored. Called before each run of the source. Raises MillraceError if a
+        channel does not exist, could not be opened, or cannot be written to.
         """
         for name in self.router.required:
             hosted = self._registry.find(name)
@@ -100,7 +100,7 @@ class ChannelWriter:
         self._component.mark_stopped(reason)
 
     def report_problem(self, reason: str) -> None:
-        """Shows in the source's state why it makes no progress while it keeps trying; its next batch clears that."""
+        """Shows in the source's state why it makes no progress while it keeps trying; the next batch clears this."""
         self._component.mark_backing_off(reason)
 
     def count_dropped(self, count: int) -> None:
@@ -110,7 +110,7 @@ class ChannelWriter:
         self._component.record_outcome(EventOutcome.FILTERED, count)
 
     def note_incident(self, incident: str, count: int = 1) -> None:
-        """Counts something that operators watch for; see `Component.incident_counts`."""
+        """Counts an incident; see `Component.incident_counts`."""
         self._component.record_incident(incident, count)
 
     def next_stamp(self, count: int) -> Stamp:
@@ -122,26 +122,26 @@ class ChannelWriter:
     def stored_ranges(self, producer_id: str) -> list[list[tuple[int, int]]]:
         """Returns the numbers of a producer that each required channel has stored.
 
-        They are ascending ranges, both ends included. A batch must not partly overlap one: cut it at their ends.
+        They are ascending ranges, both ends included. A batch must not partly overlap a range: split it at the ends.
         """
         return [list(channel.ledger.intervals_of(producer_id)) for channel in self.router.fan_out.channels()]
 
     async def deliver(self, table: EventTable, stamp: Stamp) -> None:
-        """Stores events in all their channels, however long that takes.
+        """Stores events in all their channels, and waits for as long as that takes.
 
         While a channel is full, or cannot store anything, the source's state says so. The table is not changed. A batch
-        with as many numbers as events may be of any size; it is stored in parts if necessary. Concurrent calls must not
+        with as many numbers as events may have any size; it is stored in parts if necessary. Concurrent calls must not
         have the same numbers.
 
-        Raises ComponentError if the batch is too large for a channel, or partly overlaps what is stored. The source
-        must end its run: in the next one `stored_ranges` shows where to resume, and the limits are smaller.
+        Raises ComponentError if the batch is too large for a channel, or partly overlaps stored events. The source must
+        then end its run: in the next one, `stored_ranges` shows where to resume, and the limits are smaller.
         """
         with self.span(table) as traced:
             for piece in self._limits.pieces(traced, stamp):
                 await self._deliver(*piece)
 
     def span(self, table: EventTable) -> AbstractContextManager[EventTable]:
-        """Returns a context with the span of a batch, if spans are recorded; yields the events to store."""
+        """Returns a context with the span of a batch, if tracing is on; it yields the events to store."""
         return source_span(self._component.name, self.router.required, table)
 
     async def _deliver(self, table: EventTable, stamp: Stamp) -> None:
@@ -173,10 +173,10 @@ class ChannelWriter:
         await self._deliver(*part_of(table, stamp, middle, table.count))
 
     async def try_deliver(self, table: EventTable, stamp: Stamp) -> None:
-        """Stores events as `deliver` does, or raises MillraceError if they cannot be stored now.
+        """Stores events as `deliver` does, but raises MillraceError if they cannot be stored now.
 
-        A repeat with the same stamp stores the events once; after TxnCapacityError and BadArgumentError it does not
-        help.
+        The call may be repeated with the same stamp, which stores the events once; this does not help after
+        TxnCapacityError and BadArgumentError.
         """
         with self.span(table) as traced:
             for piece in self._limits.pieces(traced, stamp):
@@ -185,7 +185,7 @@ class ChannelWriter:
 
     @contextmanager
     def reported(self, table: EventTable) -> Iterator[None]:
-        """A context that shows in the source's state why a batch is not stored there; raises MillraceError only."""
+        """A context that shows in the source's state why a batch is not stored; it raises only MillraceError."""
         try:
             yield
         except _ERRORS_OF_BATCHES:
@@ -199,7 +199,7 @@ class ChannelWriter:
             raise InternalError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS) from error
 
     def _watch_for_space(self, table: EventTable) -> None:
-        """Marks the source as running as soon as the channels have space: its clients may not send events for long."""
+        """Marks the source as running once the channels have space, even if its clients send no events for a while."""
         if self._watch_task is not None:
             self._watch_task.cancel()
         self._watch_task = asyncio.create_task(self._recover(table, self._component.reason))
@@ -220,7 +220,7 @@ class ChannelWriter:
 
 
 def _describe(error: Exception) -> str:
-    """Returns an error as the source's state shows it: with the channel, of which there may be several."""
+    """Returns an error as the source's state shows it, with the channel, since there may be several."""
     if isinstance(error, MillraceError) and "channel" in error.metadata:
         return f"channel {error.metadata['channel']}: {describe(error)}"
     return describe(error)

@@ -8,10 +8,10 @@ from millrace_server.files import NamedPath, refuse_public_secret
 
 
 class ClientCertificateConfig(BaseModel, frozen=True, extra="forbid"):
-    """The certificate of a client."""
+    """The client certificate of a source or sink."""
 
     certificate: NamedPath | None = None
-    """File of the client's own certificate, followed by the intermediate ones."""
+    """File of the client's own certificate, followed by the intermediate certificates."""
 
     private_key: NamedPath | None = Field(None, validate_default=True)
     """File of its key, without a password. It must not be world-readable."""

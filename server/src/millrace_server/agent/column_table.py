@@ -1,4 +1,4 @@
-"""Tables of events that arrive in columns, and stay in columns unless an interceptor or a selector looks at them."""
+"""Tables of events that arrive in columns, which are decoded only if an interceptor or a selector reads them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from millrace_server.channels.batches import StoredColumns, Window
 
 
 class ColumnTable(EventTable):
-    """The events of received columns. A header that all of them get is added to the columns."""
+    """The events of received columns. A header that is set to one value for all events is added to the columns."""
 
     __slots__ = ("_changed", "_decoded", "_received")
 
@@ -29,7 +29,7 @@ class ColumnTable(EventTable):
             return self._decoded.body_bytes
         return sum(stored.body_bytes for stored in self._received)
 
-    # A caller of these may change what it gets, so they decode the columns.
+    # The caller may change the result of these, so they decode the columns.
 
     @property
     def bodies(self) -> Sequence[bytes]:
@@ -72,7 +72,7 @@ class ColumnTable(EventTable):
         return list(self._received)
 
     def _set_in_columns(self, key: str, values: HeaderValues, *, preserve_existing: bool) -> bool:
-        """Sets one value of a header for all events; returns False, and has done nothing, where columns do not do."""
+        """Sets a header of all events to one value; returns False without a change if the columns must be decoded."""
         if self._decoded is not None or not isinstance(values, str):
             return False
         encoded = values.encode(errors="replace")

@@ -18,12 +18,12 @@ _log = structlog.stdlib.get_logger(__name__)
 class _KeyedEnum(enum.Enum):
     @property
     def key(self) -> str:
-        """The value as one word, for logs, metrics and JSON."""
+        """The value as a single word, for logs, metrics and JSON."""
         return str(self.value).replace(" ", "_")
 
 
 class ComponentKind(_KeyedEnum):
-    """What a component does."""
+    """The kind of a component."""
 
     SOURCE = "source"
     SINK = "sink"
@@ -36,9 +36,9 @@ class ComponentState(_KeyedEnum):
     STARTING -> RUNNING        it has started to work
     any      -> BACKING_OFF    it could not work, and retries automatically
     any      -> FAILED         it could not work, and a retry cannot help
-    BACKING_OFF, FAILED -> RUNNING    it works again; FAILED after `retry` only
-    any      -> STANDING_BY    it is healthy, and another works: a sink of its group with a higher priority, or the
-                               component of this name at the server that owns its replicated channel
+    BACKING_OFF, FAILED -> RUNNING    it works again; after FAILED only because of `retry`
+    any      -> STANDING_BY    it is healthy but another one is active: a sink of its group with a higher priority, or
+                               the component of this name at the server that owns its replicated channel
     STANDING_BY -> RUNNING     it has become its group's active sink, or this server owns the channel
     any      -> STOPPED        it was stopped, or its work is done
     """
@@ -52,23 +52,23 @@ class ComponentState(_KeyedEnum):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether a component in this state works, as far as is known."""
+        """Whether a component in this state is not known to have a problem."""
         return self in {ComponentState.STARTING, ComponentState.RUNNING, ComponentState.STANDING_BY}
 
 
 class EventOutcome(enum.Enum):
-    """What can happen to an event other than being stored in all its channels, or delivered."""
+    """What can happen to an event that is neither stored in all its channels nor delivered."""
 
     FILTERED = "filtered"
     """An interceptor dropped it, as configured."""
     UNROUTED = "unrouted"
     """The selector has no channel for it."""
     DEAD_LETTERED = "dead_lettered"
-    """It is in the dead-letter channel: a channel or a sink can never take it, or an interceptor refused it."""
+    """It is in the dead-letter channel: a channel or a sink can never accept it, or an interceptor refused it."""
     DROPPED = "dropped"
-    """The same, but no dead-letter channel could take it, or its source could not keep it: it is lost."""
+    """It is lost: it should have become a dead letter but could not, or its source could not keep it."""
     MISSED = "missed"
-    """An optional channel did not take it."""
+    """An optional channel did not accept it."""
 
 
 class Component:
@@ -77,15 +77,15 @@ class Component:
     Attributes:
         log: A log whose lines name the component.
         reason: Why it backs off, has failed or has stopped; may be empty.
-        event_count: Events of batches that a source has completed, whatever became of each, or that a sink delivered.
+        event_count: Events of batches that a source has completed, whatever their outcome, or that a sink has delivered.
         byte_count: Bytes of their bodies.
-        outcome_counts: Events with each other outcome.
-        incident_counts: How often something happened that is no failure, but that operators watch for, such as a
-            rebalance of a Kafka consumer group, by its name.
+        outcome_counts: The number of events with each other outcome.
+        incident_counts: How often an incident happened, by its name: not a failure, but relevant to operators, such as
+            a rebalance of a Kafka consumer group.
         since: When it entered its state, in seconds since 1970.
-        progress_time: When it last did a batch, in seconds since 1970; None before the first one.
-        channels: The channels that it writes or reads; who may describe one of them may see the component.
-        dead_letter_channel: The channel for events that it sets aside; None without one.
+        progress_time: When it last completed a batch, in seconds since 1970; None before the first one.
+        channels: The channels that it writes or reads; a role that may describe one of them may see the component.
+        dead_letter_channel: The channel for events that it sets aside; None if there is none.
         members: The sinks of a sink group.
     """
 
@@ -155,7 +155,7 @@ class Component:
             self._retries.discard(retry)
 
     def retry(self) -> None:
-        """Ends its wait for the next attempt, and those of the sinks of a group; does nothing where none waits."""
+        """Ends the wait for the next attempt, also of the sinks of a group; does nothing if none waits."""
         retries, self._retries = self._retries, set()
         for retry in retries:
             retry.set()
@@ -163,7 +163,7 @@ class Component:
             member.retry()
 
     def mark_ready(self) -> None:
-        """Makes it RUNNING unless its last attempt failed: it can work as far as it knows."""
+        """Makes it RUNNING unless its last attempt failed."""
         if self.state in {ComponentState.STARTING, ComponentState.STANDING_BY}:
             self.mark_running()
 
@@ -179,9 +179,9 @@ class Component:
         self._move(ComponentState.RUNNING, "")
 
     def mark_backing_off(self, reason: str, unexpected: Exception | None = None) -> None:
-        """Makes it BACKING_OFF. Called for each failure; the log is limited in rate.
+        """Makes it BACKING_OFF. Called for each failure; logging is rate-limited.
 
-        An `unexpected` error is one that must not occur; its traceback is logged.
+        The traceback of an `unexpected` error, which must be a bug, is logged.
         """
         self.failure_count += 1
         if self._failures.admits(reason):
@@ -197,7 +197,7 @@ class Component:
         """Makes it FAILED: it cannot work until an operator changes something."""
         self.failure_count += 1
         if self.state is not ComponentState.FAILED:
-            # Logged whatever the rate: there is no retry, so no flood either, and no later line would say it.
+            # Not rate-limited: there is no retry, so there is no flood of lines, and no later line would report it.
             self._failures.admits(f"failed: {reason}")
             self.log.error("failed", reason=reason)
         self._move(ComponentState.FAILED, reason)
@@ -207,7 +207,7 @@ class Component:
 
     def _move(self, target: ComponentState, reason: str) -> None:
         if self.state is ComponentState.STOPPED:
-            # A restart creates a new component; a task of a user's own sink may still report on this one.
+            # A restart creates a new component, but a task of a user-defined sink may still report on this one.
             return
         self.reason = without_passwords(reason)
         if self.state is not target:
@@ -231,7 +231,7 @@ class Components:
         return self._components.get((kind, name))
 
     def add(self, kind: ComponentKind, name: str, type_name: str, channels: Sequence[str] = ()) -> Component:
-        """Creates a component; it replaces an earlier one of its kind and name."""
+        """Creates a component, which replaces any earlier one of the same kind and name."""
         component = Component(kind, name, type_name, self._notify, channels)
         self._components[kind, name] = component
         self._notify(component)
@@ -243,13 +243,13 @@ class Components:
             self._notify(component)
 
     def wake(self, channel: str) -> None:
-        """Lets those that stand by for a channel try at once, since this server may own it now."""
+        """Ends the wait of components that stand by for a channel, since this server may own it now."""
         for component in self._components.values():
             if component.state is ComponentState.STANDING_BY and channel in component.channels:
                 component.retry()
 
     def watch(self, on_change: Callable[[Component], None]) -> None:
-        """Calls `on_change` after each component that was added, changed its state, or was removed."""
+        """Calls `on_change` whenever a component was added, changed its state, or was removed."""
         self._watchers.append(on_change)
 
     def _notify(self, component: Component) -> None:

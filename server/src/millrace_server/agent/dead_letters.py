@@ -1,4 +1,4 @@
-"""Dead letters: events that cannot be delivered, stored in a channel with headers that say why."""
+"""Dead letters: events that cannot be delivered, which are stored in a channel with headers that say why."""
 
 import hashlib
 import logging
@@ -16,14 +16,14 @@ from millrace_server.channels.stamps import Stamp
 from millrace_server.errors import BadArgumentError, EventTooLargeError, MillraceError, TxnCapacityError
 
 UNSTORABLE_ERRORS = (EventTooLargeError, TxnCapacityError, ColumnsError, UnicodeEncodeError)
-"""Raised for events that are too large for a channel, alone or together, or that cannot be encoded."""
+"""Errors of events that are too large for a channel, alone or together, or that cannot be encoded."""
 
 _EVENTS_PER_APPEND_MAX = 100
 _DIGEST_BYTES = 16
 
 
 def as_dead_letters(table: EventTable, fields: Mapping[str, str]) -> EventTable:
-    """Returns a copy of the events with headers for the time and the fields, which `DeadLetterField` names."""
+    """Returns a copy of the events with headers for the current time and the fields; see `DeadLetterField`."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     letters = EventTable(table.bodies, table.headers)
     letters.batch_indexes = table.batch_indexes
@@ -33,7 +33,7 @@ def as_dead_letters(table: EventTable, fields: Mapping[str, str]) -> EventTable:
 
 
 class DeadLetterWriter:
-    """Stores the dead letters of a source or a sink, or drops them if no channel can hold them."""
+    """Stores the dead letters of a source or a sink, or drops them if they are too large for the channel."""
 
     def __init__(
         self, registry: ChannelRegistry, channel_name: str | None, component: Component, log: RateLimitedLog
@@ -48,10 +48,10 @@ class DeadLetterWriter:
         return self._channel_name is not None
 
     async def write_or_drop(self, table: EventTable, stamp: Stamp | None, fields: Mapping[str, str]) -> None:
-        """Stores events of a source durably, or drops those that are too large; raises MillraceError to try later.
+        """Stores events of a source durably, or drops those that are too large. Raises MillraceError to try later.
 
-        A repeat with the stamp of their batch stores nothing again, provided that the events' indexes in the batch are
-        known. The fields are the reason and the place: `reason`, and `channel` or `step`.
+        A repeat with the stamp of their batch stores no second copy, provided that the events' indexes in the batch are
+        known. The fields are `reason`, and `channel` or `step`.
         """
         letters = as_dead_letters(table, {**fields, DeadLetterField.SOURCE: self._component.name})
         if stamp is None:
@@ -64,9 +64,9 @@ class DeadLetterWriter:
             await self.write(part, _stamp_of(part.batch_indexes, f"dead-letter/{digest}", stamp), fields)
 
     async def write(self, letters: EventTable, stamp: Stamp | None, fields: Mapping[str, str]) -> None:
-        """Stores dead letters durably; drops and reports those that are too large for the channel.
+        """Stores dead letters durably; drops and logs those that are too large for the channel.
 
-        The stamp, if known, has a number for each of them, so that none is stored twice. Raises MillraceError if they
+        The stamp, if known, has one number for each of them, so that none is stored twice. Raises MillraceError if they
         cannot be stored now.
         """
         assert self._channel_name is not None, "the caller has checked this"
@@ -88,7 +88,8 @@ class DeadLetterWriter:
         except BadArgumentError:
             if stamp is None:
                 raise
-            # The channel remembers a limited number of separate ranges per producer: rather twice than never.
+            # The channel remembers a limited number of separate ranges for a producer, and refuses more: better store
+            # the events twice than not at all.
             await self.write(letters, None, fields)
             return
         except MillraceError as error:
@@ -101,7 +102,7 @@ class DeadLetterWriter:
         self._log.log(logging.WARNING, "events were set aside", _place_of(fields), letters.count, **fields)
 
     def drop(self, table: EventTable, fields: Mapping[str, str]) -> None:
-        """Counts and logs events that nothing takes; the fields are the reason and the place."""
+        """Counts and logs events that cannot be stored anywhere; the fields are those of `write_or_drop`."""
         self._component.record_outcome(EventOutcome.DROPPED, table.count)
         largest = str(max(map(len, table.bodies)))
         self._log.log(
@@ -114,7 +115,7 @@ def _place_of(fields: Mapping[str, str]) -> str:
 
 
 def _contiguous_ranges(batch_indexes: Sequence[int] | None, count: int) -> Iterator[tuple[int, int]]:
-    """Yields ranges of indexes, each of events that were neighbours in their batch, and not too many."""
+    """Yields ranges of indexes, each of a limited number of events that were adjacent in their batch."""
     batch_indexes = range(count) if batch_indexes is None else batch_indexes
     starts = [0, *(at for at, (one, other) in enumerate(pairwise(batch_indexes), 1) if other != one + 1)]
     for start, stop in pairwise([*starts, count]):
@@ -123,7 +124,7 @@ def _contiguous_ranges(batch_indexes: Sequence[int] | None, count: int) -> Itera
 
 
 def _stamp_of(batch_indexes: Sequence[int] | None, producer_id: str, batch: Stamp) -> Stamp | None:
-    # In a batch with more events than numbers, an event has no number of its own.
+    # In a batch with more events than numbers, events do not have a number each.
     if batch_indexes is None or batch_indexes[-1] >= batch.span:
         return None
     return Stamp(producer_id, batch.first + batch_indexes[0], batch.first + batch_indexes[-1])

@@ -12,11 +12,11 @@ from millrace_server.channels.batches import StoredColumns, Window
 from millrace_server.channels.stamps import Stamp
 
 HeaderValues = str | Sequence[str | None]
-"""A header of many events: one value for all of them, or one value per event, None for an event without it."""
+"""A header of many events: one value for all of them, or one value per event, which is None if it lacks the header."""
 
 
 class EncodedValues(Sequence[str | None]):
-    """Values in ASCII as they were received. They are decoded only where they are read, which mostly nothing does."""
+    """ASCII values as they were received, decoded only when they are read, which is rare."""
 
     __slots__ = ("cells",)
 
@@ -43,7 +43,7 @@ class EncodedValues(Sequence[str | None]):
 
 
 class EventTable:
-    """Events as columns of Python values: setting a header of all events is cheap.
+    """Events as columns of Python values, so that setting a header of all events is cheap.
 
     Attributes:
         batch_indexes: Each event's index in the batch that its source delivered; None if unknown.
@@ -58,7 +58,7 @@ class EventTable:
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[Mapping[str, str], bytes]]) -> "EventTable":
-        """Returns the table of these events, each given by its headers and its body."""
+        """Returns a table of these events, each given as its headers and its body."""
         bodies: list[bytes] = []
         columns: dict[str, list[str | None]] = {}
         for headers, body in rows:
@@ -84,11 +84,11 @@ class EventTable:
         return sum(map(len, self.bodies))
 
     def copy(self) -> "EventTable":
-        """Returns a table of the same events whose changes are its own."""
+        """Returns a table of the same events that can be changed independently."""
         return EventTable(self.bodies, self.headers)
 
     def header(self, key: str) -> HeaderValues | None:
-        """Returns a header as `headers` has it, to be read only; None if no event has it."""
+        """Returns a header as in `headers`, which must not be modified; None if no event has it."""
         return self.headers.get(key)
 
     def values(self, key: str) -> Sequence[str | None]:
@@ -134,7 +134,7 @@ class EventTable:
             yield {key: value for key, values in columns if (value := values[index]) is not None}, body
 
     def stored(self) -> list[StoredColumns]:
-        """Returns the events as channels store them: no batch if it is empty, several if there are many header keys."""
+        """Returns the events as channels store them: no batch if there are none, several if there are many keys."""
         if not self.bodies:
             return []
         if len(self.headers) > HEADER_KEYS_MAX:
@@ -154,7 +154,7 @@ class EventTable:
 
 
 def _encodable(value: str) -> str:
-    # Text decoded from invalid UTF-8 may not be encodable; losing a character is better than losing the event.
+    # Text that was decoded from invalid UTF-8 may not be encodable; losing a character is better than losing the event.
     return value.encode(errors="replace").decode()
 
 
@@ -167,7 +167,7 @@ def _column(key: str, values: HeaderValues) -> event_pb2.HeaderColumn | None:
         return _column_of_cells(key, values.cells)
     joined = "".join(filter(None, values))
     if joined.isascii():
-        # Most often: encoded at once, as many bytes as characters.
+        # The usual case: encoded at once, with as many bytes as characters.
         sizes = [0 if value is None else len(value) + 1 for value in values]
         return event_pb2.HeaderColumn(key=key, sizes=sizes, values=joined.encode()) if any(sizes) else None
     return _column_of_cells(key, [None if value is None else value.encode(errors="replace") for value in values])
@@ -181,5 +181,5 @@ def _column_of_cells(key: str, cells: Sequence[bytes | None]) -> event_pb2.Heade
 
 
 def part_of(table: EventTable, stamp: Stamp, start: int, stop: int) -> tuple[EventTable, Stamp]:
-    """Returns a range of a batch's events with their numbers; the batch has as many numbers as events."""
+    """Returns a range of a batch's events with their numbers. The batch must have as many numbers as events."""
     return table.part(start, stop), replace(stamp, first=stamp.first + start, last=stamp.first + stop - 1)

@@ -1,4 +1,4 @@
-"""Failover: which sink of a group is the active one."""
+"""Failover: the choice of a group's active sink."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,26 +6,26 @@ from contextlib import suppress
 from typing import Protocol
 
 HANDOVER_SECONDS_MAX = 10.0
-"""How long a preempted sink may take to settle the deliveries that it holds."""
+"""How long a preempted sink may take to settle its open deliveries."""
 
 
 class Preemptible(Protocol):
     """A sink that may have to yield to one with a higher priority."""
 
     def close_reader(self) -> None:
-        """Lets it end in order: it gets no more deliveries."""
+        """Ends it gracefully: it gets no more deliveries."""
 
     def cancel(self) -> None:
-        """Ends it at once; the deliveries that it holds are nacked."""
+        """Ends it at once; its open deliveries are nacked."""
 
 
 class Failover:
     """Keeps one sink of a group active: the healthy one with the highest priority. Priority 0 is the highest.
 
-    A sink that has failed is passed over until it is ready again, and until all other healthy sinks have been active,
-    or one of them has made progress: otherwise two sinks that fail slowly would keep a third from ever being tried. It
-    does not wait for one that is still opening, which may take until a connection times out. A ready sink with a higher
-    priority preempts the active one: two are never active at the same time.
+    A sink that has failed is skipped until it is ready again, and until all other healthy sinks have been active or one
+    of them has made progress: otherwise two sinks that fail slowly would keep a third from ever being tried. It does
+    not wait for a sink that is still opening, which may take until a connection times out. A ready sink with a higher
+    priority preempts the active one, so that two are never active at the same time.
     """
 
     def __init__(self, sinks: Sequence[Preemptible]) -> None:
@@ -41,7 +41,7 @@ class Failover:
         return self._has_failed[priority]
 
     def is_first(self, priority: int) -> bool:
-        """Whether no other healthy sink comes before it."""
+        """Whether no other healthy sink precedes it."""
         has_failed = self._has_failed[priority]
         return not any(
             (other_has_failed, other) < (has_failed, priority)
@@ -57,7 +57,7 @@ class Failover:
         self._notify()
 
     async def acquire(self, priority: int) -> bool:
-        """Makes a ready sink the active one, unless it already is; returns False if another one comes before it."""
+        """Makes a ready sink the active one, unless it already is; returns False if another one precedes it."""
         self._is_down[priority] = self._is_opening[priority] = False
         while self._active != priority:
             if not self.is_first(priority):
@@ -69,7 +69,7 @@ class Failover:
         return True
 
     def record_progress(self) -> None:
-        """Records that the active sink has settled a delivery, or has nothing to do."""
+        """Records that the active sink has settled a delivery, or that its channel is empty."""
         if any(self._has_failed):
             self._forget_failures()
 

@@ -1,35 +1,36 @@
-"""Fan-out: storing a batch in several channels as one.
+"""Fan-out: storing a batch in several channels as a unit.
 
 A batch has one stamp, and every channel of a source gets a commit with that stamp, with the events selected for the
 channel or with none. So each channel's numbers have no gaps, and show the source what has been stored.
 
-*All or nothing, as the source sees it.* No commit begins before every channel has space; then all commits begin, and no
-other task runs in between: a channel that is full, broken or replaying leaves no partial batch behind. What can still
-fail is a disk, after some commits have begun, or the whole server. Then the source repeats the batch with the same
-stamp, and channels that have accepted it store nothing. This requires that a stamp always means the same events, and
-that a selector always selects the same channels for an event.
+*All or nothing, from the source's point of view.* No commit begins before every channel has space; then all commits
+begin, and no other task runs in between: a channel that is full, broken or replaying leaves no partial batch behind.
+After that, only a disk or the whole server can fail, when some commits have begun. Then the source repeats the batch
+with the same stamp, and channels that have accepted it store nothing. This requires that a stamp always means the same
+events, and that a selector always selects the same channels for an event.
 
-*Load balancing.* If a batch goes to one channel of several, and a repeat may go to another one, this is not enough: a
+*Load balancing.* If a batch goes to one of several channels, and a repeat may go to another one, this is not enough: a
 batch stored in one channel might be repeated in another. So the commits have an order: first those without events, in
 all channels but one; then, once these are durable, the one with the events. A repeat goes only to a channel that has
 not accepted the batch. Let C be the channel with the events:
 
 - While any commit without events is missing, the commit in C has not begun, so nothing is stored anywhere, and any
   channel that has not accepted the batch may become its new C.
-- Once all of them are durable, only C is left: the batch goes to C, where its stamp prevents a second copy.
-- Once C has accepted it, all channels have, and no commit stores anything any more.
+- Once all of them are durable, only C remains: the batch goes to C, where its stamp prevents a second copy.
+- Once C has accepted it, all channels have, and no further commit stores anything.
 
 So no event is stored twice. None is lost either: a batch counts as stored only once all channels have accepted it, and
-C is the last of them. The order costs one more wait for the disks.
+C is the last of them. The price of the order is one more wait for the disks.
 
-A log that has failed may have on its disk a commit that it reported as failed: whether its channel has accepted the
-batch is unknown until the channel is opened again. If such a channel were picked as the new C, all others would accept
-the batch without its events, and the events would be lost if this channel turned out to have done the same. So no
-commit begins in any channel while the log of one of them has failed.
+A log that has failed may have written a commit that it reported as failed: whether its channel has accepted the batch
+is unknown until the channel is opened again. If such a channel were picked as the new C, all others would accept the
+batch without its events, and the events would be lost if this channel had done the same. So no commit begins in any
+channel while the log of one of them has failed.
 
-Both arguments need durable channels: a memory channel forgets with its process what it has accepted, and one with
-`fsync = "interval"` forgets the last of it in a power failure. They also need the same channels before and after a
-crash; change a source's channels or selector only on a stopped server, or by a reload, which lets batches end first.
+Both arguments require durable channels: a memory channel forgets what it has accepted when its process ends, and one
+with `fsync = "interval"` forgets the most recent batches in a power failure. They also require the same channels before
+and after a crash; change a source's channels or selector only on a stopped server, or by a reload, which lets batches
+end first.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ class ChannelBatch:
         self._encoded: list[StoredColumns] | None = None
 
     def batches(self) -> list[StoredColumns]:
-        """Returns the events as a channel stores them: objects of its own, since each notes the place in its log.
+        """Returns the events as one channel stores them, in new objects, since these hold a location in its log.
 
         Raises ColumnsError or UnicodeEncodeError if an event cannot be encoded.
         """
@@ -65,11 +66,11 @@ class ChannelBatch:
         return [StoredColumns(stored.raw, stored.count, stored.body_bytes) for stored in self._encoded]
 
     def unencodable(self) -> dict[int, str]:
-        """Returns the events that cannot be encoded: the reason by the index in the table."""
+        """Returns the events that cannot be encoded: the reason by the event's index in the table."""
         return _failing(self, lambda _batches: None)
 
     def unstorable(self, channel: Channel) -> dict[int, str]:
-        """Returns the events that a channel can never take, not even alone: the reason by the index in the table."""
+        """Returns the events that a channel can never accept, not even alone: the reason by the event's index."""
         return _failing(self, channel.appends.refuse_unstorable)
 
     def without(self, indexes: Container[int]) -> "ChannelBatch":
@@ -77,7 +78,7 @@ class ChannelBatch:
 
 
 def _failing(batch: ChannelBatch, check: Callable[[Sequence[StoredColumns]], None]) -> dict[int, str]:
-    """Returns the events that fail a check on their own; finds them by bisection."""
+    """Returns the events that fail a check individually, which are found by bisection."""
     try:
         check(batch.batches())
     except UNSTORABLE_ERRORS as error:
@@ -137,11 +138,11 @@ class FanOut:
         self._channels = channels
 
     def channels(self) -> list[Channel]:
-        """Returns the channels; raises MillraceError if one of them is not open."""
+        """Returns the channels. Raises MillraceError if one of them is not open."""
         return [self._registry.get(name) for name in self._channels]
 
     def has_accepted(self, stamp: Stamp | None) -> bool:
-        """Whether all channels have accepted a batch; it may not be on their disks yet."""
+        """Whether all channels have accepted a batch, which may not be durable yet."""
         return stamp is not None and all(channel.ledger.has_accepted(stamp) for channel in self.channels())
 
     async def begin(
@@ -178,17 +179,17 @@ class FanOut:
         stamp: Stamp | None,
         options: AppendOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Returns the channel for a batch, as soon as one has space; not all of them have accepted the batch yet.
+        """Returns the channel for a batch that not all of them have accepted yet, as soon as one has space.
 
-        Raises ChannelFullError or BytesFullError if none had space for as long as a commit may wait.
+        Raises ChannelFullError or BytesFullError if no channel has space within the time that a commit may wait.
         """
         candidates = [
             _Append(channel, batch, stamp, options)
             for channel in self.channels()
             if stamp is None or not channel.ledger.has_accepted(stamp)
         ]
-        assert candidates, "a batch that all have accepted is not picked for"
-        # Prefers channels that take all of its events; if there are none, some events become dead letters.
+        assert candidates, "the batch was not accepted by all channels"
+        # Prefers channels that accept all of its events; if there are none, some events become dead letters.
         willing = [append for append in candidates if append.takes_all_events]
         if not willing:
             return load_balancer.pick([append.channel for append in candidates]).name
@@ -213,7 +214,7 @@ class _Append:
         self.channel.counters.put_attempts += self._batch.table.count
 
     def plan(self) -> Commit:
-        """Plans the commit; raises if it is never possible."""
+        """Plans the commit. Raises MillraceError if it is never possible."""
         with _naming(self.channel):
             return self.channel.appends.plan_append(
                 self._batch.batches(),
@@ -224,7 +225,7 @@ class _Append:
 
     @property
     def takes_all_events(self) -> bool:
-        """Whether the channel can take each of the events, at some time."""
+        """Whether the channel can accept all of the events eventually."""
         return not self._batch.unstorable(self.channel)
 
     @property
@@ -235,30 +236,30 @@ class _Append:
             return False
 
     def is_admitted(self, commit: Commit) -> bool:
-        """Whether there is space, and no earlier append waits for it."""
+        """Whether there is space, and no earlier append is waiting for it."""
         return self.channel.appends.admits(commit, had_turn=self._has_waited)
 
     async def wait_for_space(self) -> None:
-        """Waits for its turn and for space, in total no longer than a commit in this channel may.
+        """Waits for its turn and for space, in total no longer than a commit in this channel may wait.
 
-        Raises ChannelFullError or BytesFullError if there was no space in time.
+        Raises ChannelFullError or BytesFullError if there is no space in time.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
         with _naming(self.channel):
             await self.channel.appends.wait_for_space(self.plan, self._seconds_left)
         self._seconds_left = max(self._seconds_left - (clock() - began), 0.0)
-        # All that wait in the line now came later.
+        # All appends that are waiting now arrived later.
         self._has_waited = True
 
     def refuse_if_broken(self) -> None:
-        """Raises ChannelLogFailedError if the channel's log has failed; see the module's argument."""
+        """Raises ChannelLogFailedError if the channel's log has failed; see the module's docstring."""
         with _naming(self.channel):
             if fault := self.channel.fault:
                 raise fault
 
     def refuse_unfit(self, commit: Commit) -> None:
-        """Raises the error with which the channel would refuse a planned commit now."""
+        """Raises the error with which the channel would refuse the planned commit now."""
         with _naming(self.channel):
             self.channel.appends.refuse_unfit(commit)
 
@@ -289,7 +290,7 @@ class SubmittedCommits:
         self._refusals = refusals
 
     async def finish(self) -> None:
-        """Waits until all are durable; raises the error of the first that is not."""
+        """Waits until all are durable. Raises the first error of a commit that was refused or aborted."""
         # If the caller is cancelled, the commits continue.
         aborts = [await append.wait(commit) for append, commit in self._submitted]
         for error in [*self._refusals, *aborts]:
@@ -298,7 +299,10 @@ class SubmittedCommits:
 
 
 async def _begin_together(appends: Sequence[_Append], of_batch: Sequence[_Append]) -> SubmittedCommits:
-    """Submits the commits of some of the channels `of_batch`, once nothing is known that would refuse one of them."""
+    """Submits the commits `appends` of a batch once, as far as is known, none of them would be refused.
+
+    `of_batch` are the commits of the batch in all channels.
+    """
     planned = list(zip(appends, await _plan_with_space(appends), strict=True))
     # Nothing is awaited between the last plan and the last submission.
     for append in of_batch:
@@ -316,7 +320,7 @@ async def _plan_with_space(appends: Sequence[_Append]) -> list[Commit]:
         commits = [append.plan() for append in appends]
         for append, commit in zip(appends, commits, strict=True):
             if not append.is_admitted(commit):
-                # In the meantime, the space in other channels may be taken, so all are planned again.
+                # Meanwhile, the space in the other channels may be used by others, so all are planned again.
                 await append.wait_for_space()
                 break
         else:
@@ -324,7 +328,7 @@ async def _plan_with_space(appends: Sequence[_Append]) -> list[Commit]:
 
 
 async def _first_with_space(appends: Sequence[_Append]) -> _Append:
-    """Returns the first commit that has its turn and space; if none gets them in time, raises the last error."""
+    """Returns the first append that gets its turn and space. Raises the last error if none does in time."""
     waits = {asyncio.create_task(append.wait_for_space()): append for append in appends}
     pending = set(waits)
     try:
@@ -338,13 +342,13 @@ async def _first_with_space(appends: Sequence[_Append]) -> _Append:
     finally:
         for wait in pending:
             wait.cancel()
-        # Each leaves its place in the line before anything else happens.
+        # Each leaves the queue of waiting appends before anything else happens.
         await asyncio.gather(*pending, return_exceptions=True)
 
 
 @contextmanager
 def _naming(channel: Channel) -> Iterator[None]:
-    """Names the channel in the errors that it raises."""
+    """Adds the channel's name to the errors that it raises."""
     try:
         yield
     except MillraceError as error:

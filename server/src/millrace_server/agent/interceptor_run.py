@@ -1,4 +1,4 @@
-"""Interceptor runs: one batch passes a source's interceptors and its selector, resumable after a failure."""
+"""Interceptor runs, which pass a batch through a source's interceptors and selector, and can resume after a failure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ _REASON_LENGTH_MAX = 1_000
 
 
 class StepError(Exception):
-    """Raised when an interceptor, or a selector, raised an error that its contract does not allow."""
+    """Raised when an interceptor or a selector has raised an error that its contract does not allow."""
 
     def __init__(self, step: str, cause: Exception) -> None:
         super().__init__(f"{step} raised {type(cause).__name__}: {cause}")
@@ -34,7 +34,7 @@ class Refusal(NamedTuple):
 
 
 class InterceptorRun:
-    """The steps of one batch. A step that raises has changed nothing; the next attempt resumes there.
+    """The steps of a batch. A step that raises has changed nothing; the next attempt resumes there.
 
     Attributes:
         table: The events after the steps done so far.
@@ -57,7 +57,7 @@ class InterceptorRun:
     def resume(self) -> None:
         """Runs the remaining steps.
 
-        Raises StepError or ComponentError at a step that does not work now, MustWaitError at one that wants to wait.
+        Raises StepError or ComponentError if a step fails, MustWaitError if a step requires a delay.
         """
         while self.table.count and self._position < self._step_count and not self._is_abandoned:
             try:
@@ -86,16 +86,16 @@ class InterceptorRun:
         return table
 
     def note_stored(self) -> None:
-        """Lets interceptors remember the events; called once all channels have stored them durably."""
+        """Notifies the interceptors that remember events; called once all channels have stored them durably."""
         for note in self._notes:
             note()
 
     def abandon(self) -> None:
-        """Lets a thread that is still at work on it stop after the current step."""
+        """Makes a thread that is still running it stop after the current step."""
         self._is_abandoned = True
 
     def refuse_failing_events(self) -> None:
-        """Finds by bisection, and refuses, the events on which the next step raises what it must not."""
+        """Finds by bisection the events for which the next step raises an unexpected error, and refuses them."""
         reasons: dict[int, str] = {}
         self._find_failing_events(0, self.table.count, reasons)
         if reasons:
@@ -109,7 +109,7 @@ class InterceptorRun:
             return
         except (ComponentError, MustWaitError):
             raise
-        except Exception as error:  # noqa: BLE001 - a user's own may raise anything
+        except Exception as error:  # noqa: BLE001 - a user-defined step may raise anything
             if stop - start == 1:
                 reasons[start] = f"{type(error).__name__}: {error}"[:_REASON_LENGTH_MAX]
                 return

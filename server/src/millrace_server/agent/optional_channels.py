@@ -1,4 +1,4 @@
-"""Optional channels: those of a source that may miss events."""
+"""Optional channels: the channels of a source that may miss events."""
 
 import logging
 from collections import Counter
@@ -12,14 +12,14 @@ from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import MillraceError, OverloadedError
 
 _PENDING_COMMITS_MAX = 16
-"""Batches that may wait for the disk of one optional channel; it misses further ones."""
+"""How many batches may wait for the disk of an optional channel; it misses further ones."""
 
 
 class OptionalChannels:
     """Offers batches to channels that may miss them, and counts what they miss.
 
-    A batch is offered once all required channels have stored it, and only once. So a channel may miss a batch in a
-    crash, but never stores one twice.
+    A batch is offered once, after all required channels have stored it. So a channel may miss a batch in a crash, but
+    never stores one twice.
     """
 
     def __init__(self, registry: ChannelRegistry, component: Component, log: RateLimitedLog) -> None:
@@ -29,7 +29,7 @@ class OptionalChannels:
         self._pending_counts: Counter[str] = Counter()
 
     def offer(self, batches: Mapping[str, ChannelBatch]) -> None:
-        """Stores each batch in its channel now, or lets the channel miss it; never waits."""
+        """Stores each batch in its channel, or counts it as missed if that is not possible now; never waits."""
         for name, batch in batches.items():
             try:
                 self._offer(name, batch)

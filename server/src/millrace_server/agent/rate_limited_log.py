@@ -1,4 +1,4 @@
-"""Log lines about what may happen very often, limited in rate; what was left out is counted."""
+"""Rate-limited logging of frequent occurrences; suppressed lines are counted."""
 
 import re
 import time
@@ -9,13 +9,13 @@ import structlog
 from millrace_server.token_bucket import TokenBucket
 
 LINE_SECONDS = 10.0
-"""Seconds between two lines of one kind; the second one counts the events of the lines left out in between."""
+"""The minimum interval between two lines of one kind; the second one includes the events of suppressed lines."""
 
 FAILURE_BURST = 4
-"""Failures of a component that are logged at once."""
+"""How many failures of a component are logged without delay."""
 
 FAILURE_SECONDS = 60.0
-"""Seconds until one more failure may be logged."""
+"""The time after which one more failure may be logged."""
 
 _KINDS_MAX = 100
 _SHAPES_MAX = 16
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class RateLimitedLog:
-    """Logs the first line of each kind at once, and of the following ones a summary every `LINE_SECONDS`."""
+    """Logs the first line of each kind at once, and a summary of the following ones every `LINE_SECONDS`."""
 
     def __init__(self, log: structlog.stdlib.BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -49,9 +49,9 @@ class RateLimitedLog:
 class FailureLog:
     """Decides which failures of a component are logged.
 
-    An outage begins with a failure and ends when the component works again. During an outage each reason is logged
-    once; reasons that differ only in their numbers are the same. The rate is limited across outages, so that neither a
-    component that fails and recovers in turns nor one whose reasons never repeat fills the log.
+    An outage begins with a failure and ends when the component works again. During an outage, each reason is logged
+    once; reasons that differ only in numbers count as the same. The rate is limited across outages, so that the log is
+    not flooded by a component that fails and recovers repeatedly, or whose reasons never repeat.
 
     Attributes:
         suppressed_count: Failures since the last line that were not logged.
@@ -74,7 +74,7 @@ class FailureLog:
         return True
 
     def end_outage(self) -> bool:
-        """Ends the outage; returns whether any of its failures was logged, so that its end should be logged too."""
+        """Ends the outage; returns whether any of its failures was logged, so that its end should be logged as well."""
         was_logged = bool(self._logged_shapes)
         self._logged_shapes.clear()
         return was_logged

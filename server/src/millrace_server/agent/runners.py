@@ -1,4 +1,4 @@
-"""Runners: each keeps a source or a sink at work, as one task that can be stopped."""
+"""Runners, each of which runs a source or a sink as a task that can be stopped."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,8 +17,8 @@ CANCELLED_SECONDS_MAX = 5.0
 class SourceRunner:
     """Runs a source.
 
-    `make` creates the source and its writer. It is called on a thread, since it may import much, and again after it
-    failed.
+    `make` creates the source and its writer. It is called on a thread, since it may import large modules, and again if
+    it failed.
     """
 
     def __init__(self, component: Component, make: Callable[[], tuple[Source, ChannelWriter]]) -> None:
@@ -36,7 +36,7 @@ class SourceRunner:
         await source.run(writer)
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Cancels the source, and waits until it has finished what it had begun; returns whether it did in time."""
+        """Cancels the source and waits until it has ended; returns whether it did in time."""
         self._task.cancel()
         return await _mark_stopped_after(self._task, grace_seconds, self.components)
 
@@ -54,13 +54,13 @@ class SinkRunner:
         self._make = make
         self._sink: Sink | None = None
         self._idle = asyncio.Event()
-        """Set while it holds no deliveries: before its start, during the wait for a retry, and after its end."""
+        """Set while it has no open deliveries: before its start, during the wait for a retry, and after its end."""
         self._idle.set()
         self._task = _supervised(component, self._run, Backoff(count_done=lambda: component.batch_count))
 
     @property
     def may_drain(self) -> bool:
-        """Whether it may still take from its channel on its own."""
+        """Whether it may still empty its channel without intervention."""
         return self.component.state not in {ComponentState.FAILED, ComponentState.STOPPED}
 
     async def _run(self) -> None:
@@ -75,7 +75,7 @@ class SinkRunner:
             self._idle.set()
 
     async def stop(self, grace_seconds: float) -> bool:
-        """Ends the sink after it has settled or nacked the deliveries that it holds; returns whether it did in time."""
+        """Ends the sink after it has settled or nacked its open deliveries; returns whether it ended in time."""
         self.reader.close()
         idle = asyncio.ensure_future(self._idle.wait())
         try:

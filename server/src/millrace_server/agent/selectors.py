@@ -1,4 +1,4 @@
-"""Channel selectors: each event of a source goes to some of its channels."""
+"""Channel selectors, which choose the channels for each event of a source."""
 
 import random
 from abc import ABC, abstractmethod
@@ -15,28 +15,28 @@ from millrace_server.agent.setting_types import FactoryPath, OwnChannelName, loa
 from millrace_server.channels.channel import Channel
 
 EventMask = bool | Sequence[bool]
-"""Selects events of a batch: all of them, none, or each whose value is true."""
+"""The selected events of a batch: all of them, none, or those whose value is true."""
 
 _OneOrMoreChannels = Annotated[list[OwnChannelName], Field(min_length=1)]
 
 
 class Selector(Protocol):
-    """Selects the channels of each event.
+    """Selects the channels for each event.
 
-    It must select the same channels for the same event each time, as long as the configuration is the same: after a
-    crash some channels may have stored a batch, and the others get their part when the source reads it again.
+    As long as the configuration is the same, it must always select the same channels for the same event: after a crash,
+    some channels may have stored a batch, and the others get their part when the source reads it again.
     """
 
     def select(self, table: EventTable) -> Mapping[str, EventMask]:
-        """Returns the events of each channel by its name; a channel without an entry gets none."""
+        """Returns the events for each channel, by its name; a channel without an entry gets none."""
 
 
 class LoadBalancer(ABC):
-    """Picks one channel for a whole batch; a repeat may go to another one, see `FanOut`."""
+    """Picks one channel for a whole batch; a repeat may go to another channel, see `FanOut`."""
 
     @abstractmethod
     def pick(self, candidates: Sequence[Channel]) -> Channel:
-        """Returns one of the candidates, of which there is at least one, in the order of the configuration."""
+        """Returns one of the candidates, which are at least one and in the order of the configuration."""
 
 
 class SelectorConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
@@ -44,12 +44,12 @@ class SelectorConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=Tr
 
     @property
     def optional_channels(self) -> frozenset[str]:
-        """The source's channels that never delay it: they miss the events that they cannot take at once."""
+        """The source's channels that never delay it: they miss the events that they cannot accept at once."""
         return frozenset()
 
     @property
     def required_channels(self) -> frozenset[str]:
-        """The channels that the selector itself names as ones that must not miss anything."""
+        """The channels that the selector's settings name as channels that must not miss events."""
         return frozenset()
 
     @abstractmethod
@@ -89,7 +89,7 @@ class MultiplexingConfig(SelectorConfig):
     """The value of a header decides where an event goes."""
 
     type: Literal["multiplexing"]
-    """To the channels of a header's value."""
+    """To the channels that are configured for a header's value."""
 
     header: str
     """The header."""
@@ -126,7 +126,7 @@ class _Multiplexing:
         values = table.header(self._config.header)
         if values is None or isinstance(values, str):
             return dict.fromkeys(self._channels_for(values), True)
-        # There are few values and many events: each value is looked up once.
+        # There are few different values and many events, so each value is looked up once.
         channels_by_value = {value: self._channels_for(value) for value in set(values)}
         if len(channels_by_value) == 1:
             return dict.fromkeys(next(iter(channels_by_value.values())), True)
@@ -146,10 +146,9 @@ class _Multiplexing:
 class LoadBalancingConfig(SelectorConfig):
     """Each event goes to one of the channels.
 
-    While another channel has space, a full one is skipped; with `key_hash`, its events wait for it. If the source
-    can read its events again after a crash, as `taildir` does, the channels should all be of type `file` with each
-    commit synced: otherwise, after a channel has lost accepted events, it may get events again that went to another
-        channel.
+    A full channel is skipped while another one has space; with `key_hash`, its events wait for it. If the source can
+    read its events again after a crash, as `taildir` does, all channels should be of type `file` and sync each commit:
+    otherwise, after a channel has lost accepted events, events that went to one channel may be stored in another again.
     """
 
     type: Literal["load_balancing"]
@@ -190,7 +189,7 @@ class RoundRobin(LoadBalancer):
         self._pick_count = 0
 
     def pick(self, candidates: Sequence[Channel]) -> Channel:
-        # The least recently picked one: this keeps the rotation even if channels are passed over in between.
+        # The least recently picked channel: this keeps the rotation even if channels are skipped in between.
         picked = min(candidates, key=lambda channel: self._last_picks.get(channel.name, 0))
         self._pick_count += 1
         self._last_picks[picked.name] = self._pick_count
@@ -238,10 +237,10 @@ class _KeyHash:
 
 
 class CustomSelectorConfig(SelectorConfig):
-    """A selector that is created by a user's factory."""
+    """A selector created by the user's factory."""
 
     type: Literal["custom"]
-    """A user's own."""
+    """A user-defined selector."""
 
     factory: FactoryPath
     """Called with the names of the source's channels and `options`; returns the selector."""
@@ -261,7 +260,7 @@ class CustomSelectorConfig(SelectorConfig):
 
 
 class CustomSelector:
-    """Wraps a user's selector and checks its results; runs on a thread."""
+    """Wraps a user-defined selector and checks its results; it runs on a thread."""
 
     def __init__(self, selector: Selector, channels: Sequence[str]) -> None:
         self._selector = selector

@@ -1,4 +1,4 @@
-"""Types of settings that refer to something: a channel, a user's own code, or a time zone."""
+"""Types of settings that refer to something: a channel, a server, the user's code, or a time zone."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -19,10 +19,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ChannelReference:
-    """Marks a setting whose value names a channel; the configuration as a whole is checked for that channel."""
+    """Marks a setting that names a channel, which must exist in the configuration."""
 
     is_own: bool
-    """Whether it must be one of the channels of the source that the setting belongs to."""
+    """Whether the channel must be one of those of the source that has the setting."""
 
 
 ChannelName = Annotated[str, Field(pattern=rf"^(?:{CHANNEL_NAME_PATTERN})$")]
@@ -71,7 +71,7 @@ Endpoints = Annotated[list[ServerAddress], Field(min_length=1), AfterValidator(_
 
 
 def named_tables(tables: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
-    """Returns the tables `[key.NAME]` of a configuration that is not validated yet, by name."""
+    """Returns the tables `[key.NAME]` of a configuration that is not yet validated, by name."""
     return {name: table for name, table in table_at(tables, key).items() if isinstance(table, dict)}
 
 
@@ -82,18 +82,18 @@ def table_at(tables: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def revealed(secrets: Mapping[str, Secret[_T]]) -> dict[str, _T]:
-    """Returns the values of a table of secrets, which must not be shown."""
+    """Returns the plain values of a table of secrets; they must not be shown."""
     return {name: secret.get_secret_value() for name, secret in secrets.items()}
 
 
 def load_factory(path: str) -> Callable[..., Any]:
-    """Imports the callable at `package.module:name`; raises ValueError with a sentence about the setting."""
+    """Imports the callable `package.module:name`. Raises ValueError with a sentence about the setting."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ValueError(f'is {shown_value(path)}; it must be "package.module:name"')
     try:
         factory = getattr(importlib.import_module(module_name), name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may do anything while it is imported
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
         message = " ".join(str(error).split()) or "no more is said"
         raise ValueError(
             f"is {shown_value(path)}, which cannot be imported ({type(error).__name__}: {message})"
@@ -110,7 +110,7 @@ FactoryPath = Annotated[str, valid_for(load_factory)]
 
 
 def time_zone_of(name: str) -> tzinfo:
-    """Returns a time zone, of which UTC exists everywhere; raises ValueError with a sentence about the setting."""
+    """Returns a time zone; UTC exists on every machine. Raises ValueError with a sentence about the setting."""
     try:
         return UTC if name == "UTC" else ZoneInfo(name)
     except (KeyError, OSError, ValueError):

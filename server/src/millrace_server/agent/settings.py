@@ -1,4 +1,4 @@
-"""What a configuration says about the agent: its sources, sinks and sink groups."""
+"""The agent's part of a configuration: its sources, sinks and sink groups."""
 
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple
@@ -59,23 +59,23 @@ AnySinkConfig = Annotated[
 
 
 class AgentConfig(NamedTuple):
-    """What an agent runs, each part by its name."""
+    """The sources, sinks and sink groups that an agent runs, by name."""
 
     sources: Mapping[str, AnySourceConfig]
     sinks: Mapping[str, AnySinkConfig]
-    """All sinks, those of groups included."""
+    """All sinks, including those in groups."""
     sink_groups: Mapping[str, SinkGroupConfig] = {}
 
     def channels(self) -> set[str]:
-        """Returns all channels that these parts fill, empty, or use for dead letters."""
+        """Returns all channels that are filled, emptied, or used for dead letters."""
         filled = {channel for source in self.sources.values() for channel in source.channels}
         return filled | {sink.channel for sink in self.sinks.values()} | self.dead_letter_channels()
 
     def entrances(self) -> set[str]:
-        """Returns the sources that callers append to by their names."""
+        """Returns the names of the sources that callers append to like channels."""
         return {name for name, source in self.sources.items() if source.type == "grpc"}
 
     def dead_letter_channels(self) -> set[str]:
-        """Returns the channels in which some part sets events aside."""
+        """Returns the channels in which a source or a sink stores dead letters."""
         parts = [*self.sources.values(), *self.sinks.values()]
         return {part.dead_letter_channel for part in parts if part.dead_letter_channel is not None}

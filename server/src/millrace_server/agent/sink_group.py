@@ -1,4 +1,4 @@
-"""Sink groups: several sinks that empty one channel together."""
+"""Sink groups: several sinks that together empty one channel."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +18,7 @@ SinkFactory = Callable[[], Sink]
 
 
 class GroupReader(ChannelReader):
-    """Represents the readers of a group's sinks as one; it delivers nothing itself."""
+    """Represents the readers of a group's sinks as a single one; it delivers no events itself."""
 
     def __init__(self, registry: ChannelRegistry, channel_name: str, component: Component) -> None:
         super().__init__(registry, channel_name, ReaderLimits(1, 1, None), component)
@@ -53,7 +53,7 @@ class MemberReader(ChannelReader):
 
     Attributes:
         has_ended: Whether the last `take` returned None.
-        acquire: Called before each take; the sink gets no more if it returns False.
+        acquire: Called before each take; if it returns False, the sink gets no more deliveries.
         on_progress: Called after a settle, or when the channel is empty.
     """
 
@@ -100,7 +100,7 @@ async def _always() -> bool:
 
 
 class SinkGroup:
-    """Runs the sinks of a group, each with a state and its own back-off.
+    """Runs the sinks of a group, each with its own state and back-off.
 
     It implements `Sink`, so that a group runs like a single sink. The factories of its sinks are called on threads.
     """
@@ -123,7 +123,7 @@ class SinkGroup:
         waited_for: set[asyncio.Future[Any]] = {ended, closing}
         try:
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            # Sinks at work settle the deliveries that they hold; the others hold none.
+            # Running sinks settle their open deliveries; the others have none.
             for task, member in tasks.items():
                 if not member.is_at_work:
                     task.cancel()
@@ -188,7 +188,7 @@ class _Member:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it may hold deliveries."""
+        """Whether it may have open deliveries."""
         return self._task is not None
 
     async def work(self) -> bool:
@@ -219,9 +219,9 @@ class _Member:
 
 
 def member_backoff(component: Component, max_seconds: float) -> Backoff:
-    """Returns the back-off of one sink of a group.
+    """Returns the back-off of a sink in a group.
 
-    A server's request for a shorter delay does not count: the other sinks work in the meantime, and each retry of a
-    sink with a higher priority would interrupt them.
+    A shorter delay that a server requests is ignored: the other sinks work in the meantime, and each retry of a sink
+    with a higher priority would interrupt them.
     """
     return Backoff(min(1.0, max_seconds), max_seconds, lambda: component.batch_count, can_shorten=False)

@@ -19,7 +19,7 @@ def _check_unique(names: list[str]) -> list[str]:
 
 
 class SinkGroupConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
-    """Several sinks that take from one channel together."""
+    """Several sinks that together empty one channel."""
 
     sinks: Annotated[list[ChannelName], Field(min_length=2), AfterValidator(_check_unique)]
     """Its sinks, all with the same `channel`; for `failover`, in the order of their priority."""
@@ -36,9 +36,9 @@ class SinkGroupConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
 
 def group_problems(tables: Mapping[str, Any]) -> list[Problem]:
-    """Returns a problem for each sink that a group names but must not have.
+    """Returns a problem for each sink that a group must not contain.
 
-    Works on the tables as TOML has them, so that other problems of the configuration do not hide these.
+    It works on the tables as parsed from TOML, so that other problems of the configuration do not hide these.
     """
     groups, sinks = named_tables(tables, "sink_groups"), named_tables(tables, "sinks")
     problems = []
@@ -54,7 +54,7 @@ def group_problems(tables: Mapping[str, Any]) -> list[Problem]:
 
 
 def _problem(name: str, group_name: str, names: list[str], sinks: _Tables, taken: dict[str, str]) -> str:
-    """Returns the problem of one sink of a group, or an empty string."""
+    """Returns the problem with a sink of a group, or an empty string."""
     is_name = shown_value(name)
     if name not in sinks:
         known = ", ".join(map(shown_value, sinks)) or "none"

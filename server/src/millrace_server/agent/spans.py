@@ -1,4 +1,4 @@
-"""Spans of the agent, while tracing is on: of a source's batch, and of a sink's delivery."""
+"""The agent's spans while tracing is on: of a source's batch, and of a sink's delivery."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from millrace.spans import Spans
 
 _BATCHES_MAX = 32
-"""The batches of a delivery in which producers are looked for, since each of them is parsed for that."""
+"""How many batches of a delivery are searched for the spans of their producers, since each must be parsed for that."""
 
 
 @contextmanager
 def source_span(source: str, channels: Sequence[str], table: EventTable) -> Iterator[EventTable]:
-    """Returns a context with the span of a source's batch; it yields the events, with their context if they get one."""
+    """Returns a context with the span of a source's batch; yields the events, with the span's context if configured."""
     if (spans := TRACING.spans) is None:
         yield table
         return
@@ -38,7 +38,7 @@ def _with_context(table: EventTable, context: dict[str, str]) -> EventTable:
 
 
 def delivery_span(spans: "Spans", channel: str, sink: str, batches: Sequence[StoredBatch]) -> "Span":
-    """Starts the span of a sink's delivery, which ends when it is settled or returned."""
+    """Starts the span of a sink's delivery, which ends when the delivery is settled or nacked."""
     looked_at = batches[:_BATCHES_MAX]
     traceparents = (one for batch in looked_at for one in encoded_traceparents(batch.window.columns()))
     return spans.message("process", channel, sum(batch.count for batch in batches), traceparents, component=sink)
@@ -51,7 +51,7 @@ def end_delivery_span(span: "Span", *, is_settled: bool) -> None:
 
 
 def context_headers(span: "Span | None") -> list[tuple[str, str]]:
-    """Returns the W3C headers of a request that is made in a span; none without one."""
+    """Returns the W3C headers of a request in a span; none if there is no span."""
     if span is None:
         return []
     from millrace.spans import Spans

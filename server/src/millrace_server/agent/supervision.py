@@ -1,4 +1,4 @@
-"""Supervision of components: each is run again after a failure, with growing delays."""
+"""Supervision of components: each is run again after a failure, with increasing delays."""
 
 import asyncio
 import math
@@ -9,16 +9,16 @@ from millrace_server.agent.components import Component
 from millrace_server.errors import MillraceError, NotOwnerError
 
 _HEALTHY_SECONDS = 10.0
-"""A component that ran this long before it failed starts with the shortest delay again."""
+"""If a component ran for this long before it failed, the delays start over."""
 
 
 class Backoff:
-    """Delays that double up to a maximum, with jitter, so that parts that failed together do not retry together.
+    """Delays that double up to a maximum, with jitter, so that components that failed together do not retry together.
 
     Args:
-        count_done: Returns how much work has been done so far. If given, the delays start over only after progress,
-            never because time has passed: a server that accepts connections and never responds takes long to fail.
-        can_shorten: Whether a requested delay may be shorter than the one that is due.
+        count_done: Returns how much work has been done so far. If given, the delays start over only after progress, not
+            because time has passed: a server that accepts connections but never responds takes long to fail.
+        can_shorten: Whether a requested delay may be shorter than the next regular one.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class Backoff:
         self._can_shorten = can_shorten
 
     def next_seconds(self, requested_seconds: float | None = None) -> float:
-        """Returns the next delay: between half of its nominal length and all of it.
+        """Returns the next delay, between half of its nominal length and all of it.
 
-        If the other side has requested a delay, the result is that or a little more, and the following delays do not
-        grow because of it.
+        If the other side has requested a delay, the result is that or slightly more, and the following delays do not
+        increase because of it.
         """
         if self._count_done is not None and (done_count := self._count_done()) > self._done_count:
             self._done_count = done_count
@@ -57,15 +57,15 @@ class Backoff:
         return delay * random.uniform(0.5, 1.0)  # noqa: S311 - see above
 
     def reset(self) -> None:
-        """Starts over with the first delay, unless only progress counts."""
+        """Starts over with the first delay, unless only progress has this effect."""
         if self._count_done is None:
             self._next_seconds = self._first_seconds
 
 
 class ComponentError(Exception):
-    """Raised when a component cannot work now; a retry may help. The message is a sentence for its state.
+    """Raised when a component cannot work now, but a retry may help. The message is a sentence for its state.
 
-    The other side may have requested a retry delay; None leaves it to the back-off.
+    `retry_delay_seconds` is the delay that the other side requested; None leaves it to the back-off.
     """
 
     def __init__(self, message: str, retry_delay_seconds: float | None = None) -> None:
@@ -86,9 +86,9 @@ class ComponentFailedError(ComponentError):
 
 
 async def supervise(component: Component, run: Callable[[], Awaitable[None]], backoff: Backoff) -> None:
-    """Runs a component until its work is done, with delays after failures, which `Component.retry` ends.
+    """Runs a component until its work is done, with a delay after each failure, which `Component.retry` ends.
 
-    `run` returns when the work is done, or raises; it can be called again right after it raised.
+    `run` returns when the work is done; it can be called again after it has raised.
     """
     clock = asyncio.get_running_loop().time
     while True:
@@ -105,14 +105,14 @@ async def supervise(component: Component, run: Callable[[], Awaitable[None]], ba
         except (ComponentError, MillraceError, OSError) as error:
             component.mark_backing_off(describe(error))
             requested_seconds = error.retry_delay_seconds if isinstance(error, ComponentError) else None
-        except Exception as error:  # noqa: BLE001 - a bug in one component, or in a user's own, must not end the others
+        except Exception as error:  # noqa: BLE001 - a bug in one component must not end the others
             component.mark_backing_off(f"{type(error).__name__}: {error}", unexpected=error)
         else:
             component.mark_stopped()
             return
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            # The component failed while it was being cancelled; it must not start again.
+            # The component failed while it was being cancelled, so it must not start again.
             return
         if clock() - began >= _HEALTHY_SECONDS:
             backoff.reset()
@@ -120,7 +120,7 @@ async def supervise(component: Component, run: Callable[[], Awaitable[None]], ba
 
 
 def mark_not_owner(component: Component, error: NotOwnerError, reason: str) -> None:
-    """Shows that a component's channel is not here: at its owner another one works, but without an owner none does."""
+    """Shows that another server owns the component's channel, and runs its component, or that there is no owner."""
     if error.metadata.get("address"):
         component.mark_standing_by(reason)
     else:

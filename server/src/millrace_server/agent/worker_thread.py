@@ -19,9 +19,9 @@ class _Call(NamedTuple):
 class WorkerThread:
     """Calls one function after another on its own thread.
 
-    For calls that may block for any time, such as those of a file system that hangs or of a user's own interceptor. The
-    thread starts with the first call; it ends after `shutdown`, or once the object is no longer referenced. Unlike an
-    executor's thread it is a daemon: a call that never returns does not keep the program from ending.
+    For calls that may block for any time, such as those of a file system that hangs or of a user-defined interceptor.
+    The thread starts with the first call; it ends after `shutdown`, or once the object is no longer referenced. Unlike
+    an executor's thread it is a daemon: a call that never returns does not keep the program from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,7 +29,7 @@ class WorkerThread:
         self._calls: SimpleQueue[_Call | None] | None = None
 
     def submit(self, function: Callable[[], ResultT]) -> "asyncio.Future[ResultT]":
-        """Queues a call; returns the future of its result.
+        """Queues a call, and returns the future of its result.
 
         If the future is cancelled, a call that has not started is skipped; one that has started continues.
         """
@@ -42,7 +42,7 @@ class WorkerThread:
         return result
 
     async def end_with(self, last: Callable[[], None], timeout_seconds: float) -> None:
-        """Queues a last call and ends the thread after it; waits for that within a limit."""
+        """Queues a last call and ends the thread after it; waits for that up to a timeout."""
         result = self.submit(last)
         self.shutdown()
         await asyncio.wait({result}, timeout=timeout_seconds)
@@ -60,16 +60,16 @@ def _work(calls: "SimpleQueue[_Call | None]") -> None:
             continue
         try:
             result = call.function()
-        except BaseException as error:  # noqa: BLE001 - it is the caller's, who must not wait forever
+        except BaseException as error:  # noqa: BLE001 - it is passed to the caller, which must not wait forever
             _set(call.result, call.result.set_exception, _as_exception(error))
         else:
             _set(call.result, call.result.set_result, result)
-        # No references to a call are kept while the thread waits for the next one.
+        # Keeps no reference to a call while the thread waits for the next one.
         del call
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """Returns an error that a future can hold, and that does not end the loop as that of sys.exit does."""
+    """Returns an error that a future accepts, and that does not end the event loop as SystemExit does."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
@@ -79,9 +79,9 @@ def _set(future: "asyncio.Future[Any]", setter: Callable[[Any], None], value: ob
     def set_unless_done() -> None:
         if not future.done():
             setter(value)
-            # Marks an exception as retrieved: asyncio must not log it if the caller has gone.
+            # Marks an exception as retrieved: asyncio must not log it if the caller was cancelled.
             future.exception()
 
-    # The loop may have been closed in the meantime, before a file system responds at last.
+    # The loop may have been closed before a slow file system responds.
     with suppress(RuntimeError):
         future.get_loop().call_soon_threadsafe(set_unless_done)

@@ -1,6 +1,6 @@
-"""Calls of Avro RPC: metadata, the message's name and its parameters; and their responses.
+"""Calls of Avro RPC, and their responses.
 
-call:   metadata: map of bytes | message: string | parameters
+call:     metadata: map of bytes | message: string | parameters
 response: metadata: map of bytes | is error: boolean | response, or a union of errors
 """
 
@@ -17,11 +17,11 @@ _ERROR_TEXT_BYTES_MAX = 1_000
 NO_METADATA = b"\x00"
 _NO_ERROR, _ERROR = b"\x00", b"\x01"
 _STRING_OF_ERRORS = b"\x00"
-"""Every message may fail with a string, the first branch of the union of its errors."""
+"""The first branch of the union of errors is a string, for every message."""
 
 
 class BadCallError(Exception):
-    """Raised when bytes are not a call, or a response, that both sides' protocols have."""
+    """Raised when bytes are not a valid call, or not a valid response, of the protocol."""
 
 
 class RemoteError(Exception):
@@ -29,7 +29,7 @@ class RemoteError(Exception):
 
 
 def long(value: int) -> bytes:
-    """Encodes a number: zigzag, so that small negative ones are short too."""
+    """Encodes a number in zigzag order, so that small negative numbers are short too."""
     return varint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
@@ -38,7 +38,7 @@ def read_long(data: bytes, position: int) -> tuple[int, int]:
     try:
         byte = data[position]
         if byte < _TWO_BYTES_FROM:
-            # Most numbers are short, and for each of them another call would show.
+            # Most numbers have one byte, and a call for each of them would be noticeably slower.
             return (byte >> 1) ^ -(byte & 1), position + 1
         value, position = read_varint(data, position)
     except IndexError:
@@ -60,7 +60,7 @@ def read_block_count(data: bytes, position: int) -> tuple[int, int]:
     """Returns the number of items in the next block of an array or a map; 0 at its end. Raises BadCallError."""
     count, position = read_long(data, position)
     if count < 0:
-        # Then the size of the block follows, for readers that skip it.
+        # A negative count is followed by the size of the block, for readers that skip it.
         _, position = read_long(data, position)
     return abs(count), position
 
@@ -110,7 +110,7 @@ def status_response(status: Status) -> bytes:
 
 
 def error_response(text: str) -> bytes:
-    """Returns the response to a call that is refused."""
+    """Returns the response to a refused call."""
     encoded = text.encode(errors="replace")[:_ERROR_TEXT_BYTES_MAX].decode(errors="ignore").encode()
     return NO_METADATA + _ERROR + _STRING_OF_ERRORS + long(len(encoded)) + encoded
 
@@ -119,8 +119,8 @@ def read_response(payload: bytes, position: int) -> Status:
     """Reads the response to a call.
 
     Raises:
-        RemoteError: The server has responded with an error.
-        BadCallError: The bytes are no response.
+        RemoteError: The server responded with an error.
+        BadCallError: The bytes are not a valid response.
     """
     position = _skip_metadata(payload, position)
     flag = payload[position : position + 1]

@@ -1,6 +1,6 @@
 """Flume's compression of connections: each direction is one zlib stream, as Netty's `ZlibEncoder` makes it.
 
-The stream is flushed after each frame. TLS, if any, is around it.
+The stream is flushed after each frame. With TLS, the compressed stream is encrypted.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ _SMALL_WINDOW_BITS, _SMALL_MEMORY = 9, 1
 
 
 class CompressionError(Exception):
-    """Raised when bytes are not the next ones of a zlib stream."""
+    """Raised when bytes do not continue a zlib stream."""
 
 
 class Inflater:
-    """Decompresses one direction of a connection in pieces of limited size, however well it was compressed."""
+    """Decompresses one direction of a connection, in pieces of limited size whatever the ratio of compression is."""
 
     def __init__(self) -> None:
         self._stream = zlib_ng.decompressobj()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yields what these bytes decompress to. Raises CompressionError."""
+        """Yields the decompressed data of these bytes. Raises CompressionError."""
         while data:
             try:
                 piece = self._stream.decompress(data, _PIECE_BYTES)
@@ -48,9 +48,9 @@ class Deflater:
 
     @classmethod
     def for_responses(cls) -> "Deflater":
-        """Returns one that needs a few KiB of memory instead of hundreds: responses are short."""
+        """Returns a compressor for short responses, which uses a few KiB of memory instead of hundreds."""
         return cls(1, _SMALL_WINDOW_BITS, _SMALL_MEMORY)
 
     def deflated(self, frame: bytes) -> bytes:
-        """Returns a frame compressed, and flushed so that the other side can decompress all of it."""
+        """Returns a compressed frame, flushed so that the other side can decompress all of it."""
         return self._stream.compress(frame) + self._stream.flush(zlib_ng.Z_SYNC_FLUSH)

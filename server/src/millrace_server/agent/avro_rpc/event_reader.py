@@ -1,12 +1,12 @@
-"""Reads the events of a call into columns, without an object for each event.
+"""Reads the events of a call into columns, without creating an object for each event.
 
     event:  headers: map of strings | body: bytes
     map:    blocks of (count, for each header its key and its value), up to a count of 0
     bytes, string: size, then this many bytes
 
-The events of one sender mostly have the same keys in the same order. So the bytes between the values of one event, its
-*shape*, are looked for in the next one, and only the sizes of values are decoded. This takes less than half the time of
-a general decoder in C, which makes a dictionary for each event.
+The events of one sender usually have the same keys in the same order. So the bytes between the values of one event, its
+*shape*, are expected in the next event too, and only the sizes of values are decoded. This takes less than half the
+time of a general decoder in C, which creates a dictionary for each event.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,36 +16,36 @@ from millrace_server.agent.avro_rpc.calls import BadCallError, read_block_count,
 from millrace_server.agent.events import EncodedValues, EventTable, HeaderValues
 
 TABLE_EVENTS_MAX = 10_000
-"""Events of one table, and of the first transaction that stores them."""
+"""The maximum number of events in a table, which is stored in one transaction if the channels allow it."""
 
 _TABLE_BYTES_MAX = 1 << 20
 _NOT_ONE_BYTE = 0x81
-"""Bits of a size that is negative or continues in a second byte."""
+"""The bits that are set if a size is negative or continues in a second byte."""
 _NOT_TWO_BYTES = 0x8001
-"""Bits of two bytes of a size that is negative or continues in a third byte."""
+"""The bits of two bytes that are set if a size is negative or continues in a third byte."""
 _LOW_BITS = 0x7F
 
 _Columns = dict[bytes, list[bytes | None]]
 _Shape = list[tuple[bytes, int, Callable[[bytes], None]]]
-"""For each header: the bytes before its value, their number, and what appends the value to its column."""
+"""For each header: the bytes before its value, their number, and the function that appends the value to its column."""
 
 
 class EventReader:
-    """Reads the events of a payload from a position on."""
+    """Reads the events of a payload, starting at a position."""
 
     def __init__(self, payload: bytes, position: int, *, is_array: bool) -> None:
-        """The payload holds an array of events, or one event."""
+        """`is_array` says whether the payload contains an array of events or a single event."""
         self._payload = payload
         self._start = position
         self._is_array = is_array
 
     @property
     def has_one_table(self) -> bool:
-        """Whether reading all is quick, and makes few objects."""
+        """Whether all events fit in one table, so that reading them is quick and creates few objects."""
         return len(self._payload) - self._start <= _TABLE_BYTES_MAX
 
     def tables(self) -> Iterator[EventTable]:
-        """Yields the events in tables of limited size. Raises BadCallError where the bytes are no events."""
+        """Yields the events in tables of limited size. Raises BadCallError if the bytes are not valid events."""
         position = self._start
         count, position = read_block_count(self._payload, position) if self._is_array else (1, position)
         table = _TableReader(self._payload, position)
@@ -62,7 +62,7 @@ class EventReader:
 
 
 class _TableReader:
-    """Reads events one after the other into the columns of a table.
+    """Reads events into the columns of a table.
 
     Attributes:
         position: Where the next event begins.
@@ -75,7 +75,7 @@ class _TableReader:
 
     def _begin(self) -> None:
         self._bodies: list[bytes] = []
-        # A column ends with its last value; the events after it do not have the header.
+        # A column ends with its last value; later events do not have the header.
         self._columns: _Columns = {}
         self._shape: _Shape | None = None
         self._stop = self.position + _TABLE_BYTES_MAX
@@ -94,7 +94,7 @@ class _TableReader:
         )
 
     def taken(self) -> EventTable:
-        """Returns the table, and begins another one."""
+        """Returns the table, and begins a new one."""
         count = self.count
         headers = {
             key.decode(errors="backslashreplace"): _header(column, count) for key, column in self._columns.items()
@@ -104,7 +104,7 @@ class _TableReader:
         return table
 
     def read(self, count: int) -> int:
-        """Reads up to this many events, until the table is full; returns how many."""
+        """Reads up to this many events, or until the table is full; returns how many were read."""
         before = self.count
         try:
             while self.count - before < count and not self.is_full:
@@ -117,9 +117,9 @@ class _TableReader:
         return self.count - before
 
     def _read_shaped(self, count: int) -> bool:  # noqa: C901 - calls would double its time
-        """Reads events as long as they have the shape; returns whether all of them had it.
+        """Reads events while they have the expected shape; returns whether all of them had it.
 
-        One loop, since it runs for each event.
+        It is one loop without calls, since it runs for each event.
         """
         shape, data, position, stop = self._shape, self._payload, self.position, self._stop
         if shape is None:
@@ -161,13 +161,13 @@ class _TableReader:
         return True
 
     def _undo_headers(self) -> None:
-        """Removes the headers of an event that turned out to have another shape."""
+        """Removes the headers of an event that has another shape."""
         count = self.count
         for column in self._columns.values():
             del column[count:]
 
     def _read_other(self) -> None:
-        """Reads one event of any shape, which the next ones are expected to have."""
+        """Reads one event of any shape; the next events are expected to have the same shape."""
         data, start = self._payload, self.position
         shape: _Shape = []
         keys = set[bytes]()
@@ -189,11 +189,11 @@ class _TableReader:
         self._shape = shape if has_plain_end and len(keys) == len(shape) else None
 
     def _put(self, key: bytes, value: bytes) -> Callable[[bytes], None]:
-        """Sets a header of the event that is being read; returns what appends to the header's column."""
+        """Sets a header of the event that is being read; returns the function that appends to the header's column."""
         index = self.count
         column = self._columns.setdefault(key, [])
         if len(column) > index:
-            # The event has the key twice; as in a map of Java, the last value holds.
+            # The event has the key twice; the last value counts, as in a Java map.
             column.pop()
         column.extend([None] * (index - len(column)))
         column.append(value)
@@ -201,7 +201,7 @@ class _TableReader:
 
 
 def _long_size(data: bytes, position: int) -> tuple[int, int]:
-    """Returns twice a size, and the position after it."""
+    """Returns a size multiplied by two, and the position after it."""
     size, position = read_long(data, position)
     if size < 0:
         raise BadCallError(f"a value declares {size} bytes")

@@ -2,8 +2,8 @@
 
     serial: int32 | buffer count: int32 | for each buffer, length: int32 | its bytes
 
-All numbers are big-endian. The payload is what the buffers hold together; where it is cut means nothing. A response
-has the serial of its request.
+All numbers are big-endian. The payload is the concatenation of the buffers; their boundaries have no meaning. A
+response has the serial of its request.
 """
 
 import struct
@@ -13,15 +13,15 @@ from typing import NamedTuple
 _HEAD = struct.Struct(">Ii")
 _LENGTH = struct.Struct(">i")
 
-_BUFFER_BYTES_LEAST = 8
-"""Java's buffers have 8 KiB; this many bytes on average must be allowed in any case, since a call has some short
-ones."""
+_BUFFER_BYTES_MIN = 8
+"""Limits the number of buffers: they must have this many bytes on average. Java's have 8 KiB, except for a few short
+ones of each call, which `_BUFFERS_MIN` allows for."""
 
-_BUFFERS_LEAST = 64
+_BUFFERS_MIN = 64
 
 
 class FramingError(Exception):
-    """Raised when bytes are no frame, or one above a limit; where the next frame begins is then unknown."""
+    """Raised when bytes are not a frame, or a frame exceeds a limit; the start of the next frame is then unknown."""
 
 
 class Frame(NamedTuple):
@@ -42,12 +42,12 @@ def framed(serial: int, *buffers: bytes) -> bytes:
 class FrameReader:
     """Finds frames in a stream of bytes.
 
-    It holds what has arrived of one frame, never what a length only declares.
+    It buffers the received part of one frame, and allocates no memory for a length that is only declared.
     """
 
     def __init__(self, payload_bytes_max: int) -> None:
         self._payload_bytes_max = payload_bytes_max
-        self._buffers_max = max(payload_bytes_max // _BUFFER_BYTES_LEAST, _BUFFERS_LEAST)
+        self._buffers_max = max(payload_bytes_max // _BUFFER_BYTES_MIN, _BUFFERS_MIN)
         self._head = bytearray()
         self._payload = bytearray()
         self._serial = 0
@@ -66,7 +66,7 @@ class FrameReader:
         return len(self._payload)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yields the frames that these bytes complete; must be exhausted before more is fed.
+        """Yields the frames that these bytes complete; must be exhausted before the next call.
 
         Raises FramingError.
         """
@@ -91,7 +91,7 @@ class FrameReader:
         return position + len(part)
 
     def _fill_head(self, view: memoryview, position: int) -> int:
-        """Reads a head that may arrive in parts."""
+        """Reads a head, which may arrive in parts."""
         head = _LENGTH if self._has_begun else _HEAD
         part = view[position : position + head.size - len(self._head)]
         self._head += part

@@ -1,6 +1,6 @@
 """The handshake of Avro RPC: each side learns the other's protocol by its hash, or by its text.
 
-On a connection it precedes the first call, in the same frame, and is repeated until the server knows the client's
+It precedes the first call of a connection, in the same frame, and is repeated until the server knows the client's
 protocol.
 """
 
@@ -59,8 +59,8 @@ _RESPONSE: Any = parse_schema(
 
 
 def _read(payload: bytes, schema: Any) -> tuple[dict[str, Any], int]:
-    """Returns a record at the beginning of a payload, and where it ends."""
-    # Nothing more of a payload can become objects here, whatever its bytes declare.
+    """Returns the record at the beginning of a payload, and the position of its end."""
+    # Limits the memory of the decoded objects, whatever sizes the payload declares.
     content = BytesIO(payload[:_HANDSHAKE_BYTES_MAX])
     try:
         record: Any = schemaless_reader(content, schema, None)
@@ -78,11 +78,11 @@ def _write(record: dict[str, Any], schema: Any) -> bytes:
 
 
 class HandshakeReply(NamedTuple):
-    """A server's part of a handshake."""
+    """A server's reply to a handshake."""
 
     response: bytes
     peer: PeerProtocol | None
-    """The client's protocol; None: the call behind the handshake must be ignored, and the client repeats both."""
+    """The client's protocol; None: the call after the handshake must be ignored, and the client repeats both."""
     end: int
     """Where the handshake ends in the payload."""
 
@@ -116,7 +116,7 @@ class ServerHandshakes:
             peer = read_protocol(text)
         except ForeignProtocolError as error:
             raise BadCallError(f"the handshake's clientProtocol: {error}") from None
-        # Under another hash than its own, a protocol would be taken for that of other clients.
+        # A protocol with a wrong hash would be mistaken for the protocol of other clients.
         if protocol_hash(text) == request["clientHash"]:
             self._learned[request["clientHash"]] = peer
             if len(self._learned) > _PROTOCOLS_MAX:
@@ -125,13 +125,13 @@ class ServerHandshakes:
 
 
 def handshake_request(server_hash: bytes = PROTOCOL_HASH) -> bytes:
-    """Returns a client's handshake, with its protocol, so that any server knows it from now on."""
+    """Returns a client's handshake, with the text of its protocol, so that the server knows it afterwards."""
     request = {"clientHash": PROTOCOL_HASH, "clientProtocol": PROTOCOL_TEXT, "serverHash": server_hash, "meta": None}
     return _write(request, _REQUEST)
 
 
 class HandshakeResult(NamedTuple):
-    """A server's response to a handshake, as a client reads it."""
+    """What a client learns from a server's reply to a handshake."""
 
     is_accepted: bool
     """Whether the response to the call follows."""
@@ -141,11 +141,11 @@ class HandshakeResult(NamedTuple):
 
 
 def read_reply(payload: bytes, message: str) -> HandshakeResult:
-    """Reads a server's response to a handshake.
+    """Reads a server's reply to a handshake.
 
     Raises:
-        BadCallError: There is none.
-        ForeignProtocolError: The server's protocol does not have the message as Flume's does.
+        BadCallError: The payload does not begin with a reply.
+        ForeignProtocolError: The server's protocol lacks the message, or defines it differently from Flume's.
     """
     response, end = _read(payload, _RESPONSE)
     text = response["serverProtocol"]

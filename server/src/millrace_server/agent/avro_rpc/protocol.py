@@ -1,4 +1,4 @@
-"""Flume's protocol, `AvroSourceProtocol`, and how the protocol of a peer compares with it."""
+"""Flume's protocol, `AvroSourceProtocol`, and the comparison of a peer's protocol with it."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ EVENT_SCHEMA = {
 
 
 class Status(IntEnum):
-    """The response to both messages, by its index in the enum of the protocol."""
+    """The response to both messages; the values are the indexes in the protocol's enum."""
 
     OK = 0
     FAILED = 1
@@ -41,13 +41,13 @@ PROTOCOL_TEXT = json.dumps(
     },
     separators=(",", ":"),
 )
-"""The protocol in the form that Flume's own classes print, so that both sides have the same hash."""
+"""The protocol, exactly as Flume's own classes print it, so that both sides compute the same hash."""
 
 HASH_BYTES = 16
 
 
 def protocol_hash(text: str) -> bytes:
-    """Returns the hash by which Avro's handshake names a protocol."""
+    """Returns the hash that identifies a protocol in Avro's handshake."""
     return hashlib.md5(text.encode(), usedforsecurity=False).digest()
 
 
@@ -65,13 +65,13 @@ class PeerProtocol(NamedTuple):
 
 
 class ForeignProtocolError(ValueError):
-    """Raised when a text is no protocol of Avro."""
+    """Raised when a text is not an Avro protocol, or the protocol is not Flume's."""
 
 
 def read_protocol(text: str) -> PeerProtocol:
-    """Compares a protocol with Flume's; names of parameters and types, and what only documents, do not count.
+    """Compares a protocol with Flume's; the names of parameters and types, and documentation, are ignored.
 
-    Raises ForeignProtocolError if it is no protocol.
+    Raises ForeignProtocolError if the text is not a protocol.
     """
     try:
         declared = json.loads(text)
@@ -81,7 +81,7 @@ def read_protocol(text: str) -> PeerProtocol:
 
 
 class _Comparison:
-    """Compares schemas with the few of Flume's protocol, so deep or recursive ones of a peer do no harm."""
+    """Compares schemas with those of Flume's protocol only as deep as these are, so recursive schemas are harmless."""
 
     def __init__(self, types: list[Any]) -> None:
         self._types = {_last_name(each["name"]): each for each in types}
@@ -119,7 +119,7 @@ class _Comparison:
         return self._found(schema).get("symbols") == [each.name for each in Status]
 
     def _found(self, schema: object) -> dict[str, Any]:
-        """Returns a schema as an object, as Java writes `{"type": "string", "avro.java.string": "String"}`."""
+        """Returns a schema as an object, as which Java writes even a string: `{"type": "string", ...}`."""
         if isinstance(schema, dict):
             return schema
         if isinstance(schema, str):

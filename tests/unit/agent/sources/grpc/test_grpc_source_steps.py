@@ -99,6 +99,6 @@ async def test_append_whose_events_become_too_large_for_a_channel_is_refused_who
     """The channel is named, since the caller has not sent such a large event."""
     registry = registry_of(a=memory(), b=memory(body_bytes_max=4))
     async with opened_entrance(refusing_writer(registry, _Enlarging())) as entrance:
-        with pytest.raises(EventTooLargeError, match="channel 'b' can never take 1 of them"):
+        with pytest.raises(EventTooLargeError, match="channel 'b' can never accept 1 of them"):
             await append(entrance, b"1", b"12")
     assert held(registry, "a", "b") == both([])
