@@ -77,7 +77,7 @@ class Component:
     Attributes:
         log: A log whose lines name the component.
         reason: Why it backs off, has failed or has stopped; may be empty.
-        event_count: Events of batches that a source has completed, whatever their outcome, or that a sink has delivered.
+        event_count: Events that a source has completed in batches, whatever their outcome, or a sink has delivered.
         byte_count: Bytes of their bodies.
         outcome_counts: The number of events with each other outcome.
         incident_counts: How often an incident happened, by its name: not a failure, but relevant to operators, such as

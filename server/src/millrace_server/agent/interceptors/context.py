@@ -1,4 +1,4 @@
-"""What interceptors know of the machine and the time."""
+"""The context of interceptors: the machine and its clocks."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 _DOCUMENTATION_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses that no host has (RFC 5737, RFC 3849), one of each family."""
+"""Addresses that are reserved for documentation (RFC 5737, RFC 3849), one of each family."""
 
 _ANY_PORT = 9
 
@@ -15,7 +15,7 @@ _ANY_PORT = 9
 def outbound_address() -> str:
     """Returns the address from which this machine connects to others, or the loopback address if it has no network.
 
-    Only the routing table is consulted: nothing is sent, and no name is resolved.
+    This only consults the routing table: nothing is sent, and no name is resolved.
     """
     for family, address in _DOCUMENTATION_ADDRESSES:
         try:
@@ -29,12 +29,12 @@ def outbound_address() -> str:
 
 
 class InterceptorContext(NamedTuple):
-    """The machine and its clocks; tests of flows replace them."""
+    """The machine and its clocks, which tests of flows replace."""
 
     clock: Callable[[], float] = time.time
     """Returns the seconds since 1970."""
     monotonic: Callable[[], float] = time.monotonic
-    """Returns seconds that never go back."""
+    """Returns seconds on a clock that never goes back."""
     host_name: Callable[[], str] = socket.gethostname
     address: Callable[[], str] = outbound_address
     """Returns the address from which the machine connects to others."""

@@ -23,14 +23,14 @@ _KEY_BYTES = 16
 class DedupeConfig(InterceptorConfig):
     """Drops an event if another one with the same key is already stored, or precedes it in the same batch.
 
-    Keys are remembered once the batch is stored, so a batch that could not be stored is not mistaken for a duplicate
-    of itself. They are remembered only in memory, separately by each source: after a restart of the server or the
-    source, duplicates of earlier events pass. So do duplicates in batches that are being stored at the same time, as by
-    the source `http`. Dropped events are counted.
+    Keys are remembered once the batch is stored, so that a batch that could not be stored is not mistaken for a
+    duplicate of itself. They are kept only in memory, separately by each source: after a restart of the server or the
+    source, duplicates of earlier events pass. Duplicates in batches that are stored concurrently, as by the source
+    `http`, pass as well. Dropped events are counted.
     """
 
     type: Literal["dedupe"]
-    """Each event once, as far as a window reaches."""
+    """Drops events whose key has occurred within a window."""
 
     header: str | None = None
     """The header with the key; an event without the header always passes. None: the body is the key."""
@@ -49,7 +49,7 @@ class _Dedupe(RememberingInterceptor):
     def __init__(self, config: DedupeConfig, clock: Callable[[], float]) -> None:
         self._config = config
         self._clock = clock
-        # Batches are stored on the event loop while others are screened on a thread; appending to a deque is atomic.
+        # Batches are stored on the event loop while others pass on a thread; appending to a deque is atomic.
         self._news: deque[tuple[float, Iterable[bytes]]] = deque()
         self._times: dict[bytes, float] = {}
         """When the event with each key was stored, in order."""
@@ -80,7 +80,7 @@ class _Dedupe(RememberingInterceptor):
         while self._news:
             now, keys = self._news.popleft()
             for key in keys:
-                # Batches at the same time may have had the same key; it moves to the end.
+                # Concurrent batches may have had the same key; it moves to the end.
                 times.pop(key, None)
                 times[key] = now
 

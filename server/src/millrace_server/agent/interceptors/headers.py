@@ -19,16 +19,16 @@ from millrace_server.agent.interceptors.regexes import MATCH_TIMED_OUT, Regex, R
 
 
 class TimestampConfig(InterceptorConfig):
-    """Sets a header to the time at which an event arrived; the events of a batch have the same time."""
+    """Sets a header to the time of arrival; all events of a batch have the same time."""
 
     type: Literal["timestamp"]
-    """Time of arrival."""
+    """Sets the time of arrival."""
 
     header: str = "timestamp"
     """The header to set."""
 
     format: Literal["millis", "iso"] = "millis"
-    """`millis`: milliseconds since 1970. `iso`: date and time in UTC, such as 2026-01-31T23:59:59.999+00:00."""
+    """`millis`: milliseconds since 1970. `iso`: the date and time in UTC, such as 2026-01-31T23:59:59.999+00:00."""
 
     preserve_existing: bool = False
     """Whether an event that already has the header keeps its value."""
@@ -55,10 +55,10 @@ class Timestamp(QuickInterceptor):
 
 
 class HostConfig(InterceptorConfig):
-    """Sets a header to the machine on which an event arrived."""
+    """Sets a header to the name or the address of this machine."""
 
     type: Literal["host"]
-    """The machine on which an event arrived."""
+    """Sets the machine's name or address."""
 
     header: str = "host"
     """The header to set."""
@@ -78,7 +78,7 @@ class StaticConfig(InterceptorConfig):
     """Sets the same headers on all events: one as `key` and `value`, or any number as `headers`."""
 
     type: Literal["static"]
-    """The same headers for all events."""
+    """Sets the same headers on all events."""
 
     key: str | None = None
     """The name of one header."""
@@ -131,12 +131,12 @@ _VARIANTS = "89ab"
 class UuidConfig(InterceptorConfig):
     """Sets a header to a random identifier (UUID, version 4).
 
-    An event that is read again after a crash gets a new identifier; a channel that stored the event before keeps the
-    old one.
+    An event that is read again after a crash gets a new identifier; a channel that had already stored the event keeps
+    the old one.
     """
 
     type: Literal["uuid"]
-    """A random identifier for each event."""
+    """Sets a random identifier on each event."""
 
     header: str = "id"
     """The header to set."""
@@ -164,7 +164,7 @@ class _Uuid:
 
 
 def random_uuids(prefix: str, count: int, random_bytes: Callable[[int], bytes]) -> list[str]:
-    """Returns random UUIDs; several times faster than `uuid.uuid4` for each."""
+    """Returns random UUIDs, several times faster than calls of `uuid.uuid4`."""
     digits = random_bytes(_UUID_BYTES * count).hex()
     step = 2 * _UUID_BYTES
     return [

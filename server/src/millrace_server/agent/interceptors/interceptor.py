@@ -12,13 +12,13 @@ from millrace_server.agent.setting_types import FactoryPath, load_factory, revea
 
 
 class EventsRefusedError(Exception):
-    """Raised when an interceptor can never pass some events. The others are passed to it again.
+    """Raised when an interceptor can never pass some events on. The others are passed to it again.
 
     The refused events become dead letters. For a temporary failure, such as a server that does not respond, raise
     ComponentError: the whole batch is then retried after a delay.
 
     Attributes:
-        reasons: Why, for each refused event by its index in the table.
+        reasons: The reason for each refused event, by its index in the table.
     """
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
@@ -27,7 +27,7 @@ class EventsRefusedError(Exception):
 
 
 class MustWaitError(Exception):
-    """Raised when an interceptor lets the events pass only after some seconds. They are passed to it again then."""
+    """Raised when an interceptor delays the events. They are passed to it again after this number of seconds."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the events may pass in {seconds:.3f} s")
@@ -37,8 +37,8 @@ class MustWaitError(Exception):
 class Interceptor(Protocol):
     """Changes or drops events, in the order in which they arrive.
 
-    The interceptors of one source run one after the other, batch by batch, on a thread of that source. None of them
-    needs a lock, and none may touch the server's event loop.
+    The interceptors of a source run one after another, batch by batch, on a thread of that source. They need no locks,
+    and must not use the server's event loop.
     """
 
     def intercept(self, table: EventTable) -> EventTable:
@@ -48,9 +48,9 @@ class Interceptor(Protocol):
         is unchanged.
 
         Raises:
-            EventsRefusedError: Some events can never pass.
+            EventsRefusedError: Some events can never be passed on.
             ComponentError: The interceptor cannot work at the moment.
-            MustWaitError: The events may pass later.
+            MustWaitError: The events must be passed on later.
         """
 
 
@@ -62,31 +62,31 @@ class QuickInterceptor(ABC):
 
 
 class Screened(NamedTuple):
-    """What a remembering interceptor made of some events."""
+    """The result of a remembering interceptor."""
 
     table: EventTable
     """The events to pass on."""
     note_stored: Callable[[], None]
-    """Called once they are stored durably in all their channels, on any thread; never if they were not."""
+    """Called on any thread once they are durable in all their channels; not called if they cannot be stored."""
 
 
 class RememberingInterceptor(ABC):
-    """An interceptor whose choices depend on events of earlier batches.
+    """An interceptor whose decisions depend on events of earlier batches.
 
-    A batch that could not be stored may come again. An interceptor that remembered its events as soon as it saw them
-    would take the repeat for something that is stored already.
+    A batch that could not be stored may be repeated. An interceptor that remembered its events immediately would
+    mistake the repeat for duplicates of stored events.
     """
 
     @abstractmethod
     def screen(self, table: EventTable) -> Screened:
-        """Does what `Interceptor.intercept` does; the events are to be remembered when `note_stored` is called."""
+        """Does what `Interceptor.intercept` does, but remembers the events only when `note_stored` is called."""
 
     def intercept(self, table: EventTable) -> EventTable:
         return self.screen(table).table
 
 
 class InterceptorConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
-    """Base of all interceptors' settings."""
+    """Base class of all interceptors' settings."""
 
     @abstractmethod
     def make(self, context: InterceptorContext = THIS_MACHINE, /) -> Interceptor: ...
@@ -109,7 +109,7 @@ class CustomInterceptorConfig(InterceptorConfig):
 
 
 class _Custom:
-    """Runs a user's interceptor on a copy, so that a failed attempt leaves nothing behind, and checks the result."""
+    """Runs a user-defined interceptor on a copy, so that a failed attempt changes nothing, and checks the result."""
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
@@ -126,7 +126,7 @@ class _Custom:
 
 
 def _check_table(result: object) -> None:
-    """Raises TypeError or ValueError if a user's interceptor returned something that cannot be stored."""
+    """Raises TypeError or ValueError if a user-defined interceptor returned something that cannot be stored."""
     if not isinstance(result, EventTable):
         raise TypeError(f"an interceptor must return an EventTable, not {type(result).__name__}")
     if not all(isinstance(body, bytes) for body in result.bodies):

@@ -30,11 +30,11 @@ class RegexExtractorConfig(RegexConfig):
     """Sets headers from parts of an event."""
 
     names: list[str] = Field(default_factory=list, validate_default=True)
-    """The headers of the groups, in the order of the pattern. Default: the groups' own names."""
+    """The headers for the groups, in the order of the pattern. Default: the groups' own names."""
 
     millis: dict[str, str] = Field(default_factory=dict)
-    """Headers that are times, each with the format of its text as in Python's `strptime`. They are converted to
-    milliseconds since 1970. A text that does not fit its format sets no header."""
+    """Headers that are times, each with the format of its text as for Python's `strptime`. They are converted to
+    milliseconds since 1970. If a text does not match its format, the header is not set."""
 
     time_zone: TimeZoneName = "UTC"
     """The time zone for formats without one, such as Europe/Berlin."""

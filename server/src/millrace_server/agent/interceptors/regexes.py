@@ -20,18 +20,18 @@ MATCH_SECONDS_MAX = 1.0
 """A match that takes longer is aborted, and its event refused."""
 
 _REFUSALS_MAX = 5
-"""After this many refused events, the rest of the batch is left for the next attempt."""
+"""After this many refused events, the rest of the batch is left to the next attempt."""
 
 MATCH_TIMED_OUT = f"the regular expression took longer than {MATCH_SECONDS_MAX:g} s"
-"""The reason for which such an event is refused."""
+"""The reason why such an event is refused."""
 
 ResultT = TypeVar("ResultT")
 DefaultT = TypeVar("DefaultT")
 
 
 def compile_pattern(pattern: str) -> "regex.Pattern[str]":
-    """Returns the compiled pattern; raises ValueError with a sentence for the configuration's problems."""
-    # Most configurations have no pattern, and the library takes long to import.
+    """Returns the compiled pattern. Raises ValueError with a sentence about the setting."""
+    # Most configurations have no pattern, and importing the library takes long.
     import regex
 
     try:
@@ -47,8 +47,8 @@ RegexPattern = Annotated[str, Field(max_length=PATTERN_LENGTH_MAX), valid_for(co
 class Regex:
     """A regular expression whose matches have a time limit.
 
-    Some patterns take practically forever on some texts, and the author of a text may exploit that. The library
-    `regex` has a timeout, which `re` lacks; it also releases the GIL while it searches. All methods raise TimeoutError.
+    Some patterns take practically forever on some texts, which the author of a text may exploit. The library `regex`
+    has timeouts, which `re` lacks; it also releases the GIL while it searches. All methods may raise TimeoutError.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -65,7 +65,7 @@ class Regex:
 
 
 class RegexConfig(InterceptorConfig):
-    """Base of the settings of interceptors that apply a regular expression."""
+    """Base class of the settings of interceptors that apply a regular expression."""
 
     pattern: RegexPattern
     """The regular expression. Bodies are decoded as UTF-8. A match that takes longer than a second is aborted: its
@@ -84,16 +84,16 @@ class RegexConfig(InterceptorConfig):
 def map_texts(
     texts: Iterator[str | None], function: Callable[[str], ResultT], default: DefaultT
 ) -> Sequence[ResultT | DefaultT]:
-    """Returns the function's result for each text, and the default where there is no text.
+    """Returns the function's result for each text, and the default for None.
 
     Raises:
-        EventsRefusedError: Some texts took too long or became too long. There may be more of them.
+        EventsRefusedError: Some texts took too long or became too long. There may be more such texts.
     """
     results: list[Any] = []
     reasons: dict[int, str] = {}
     for index, text in enumerate(texts):
         if len(reasons) >= _REFUSALS_MAX:
-            # Keeps the time short during which an abandoned batch still occupies the thread.
+            # Limits the time during which an abandoned batch still occupies the thread.
             break
         try:
             results.append(default if text is None else function(text))
@@ -107,7 +107,7 @@ def map_texts(
 
 
 class TooLongError(Exception):
-    """Raised when the text made of an event would be too long; the message is a sentence."""
+    """Raised when the result for an event would be too long; the message is a sentence."""
 
 
 class RegexFilterConfig(RegexConfig):
@@ -148,10 +148,10 @@ class SearchReplaceConfig(RegexConfig):
     """
 
     type: Literal["search_replace"]
-    """Replaces what matches."""
+    """Replaces matching text."""
 
     replacement: str
-    """The replacement; `\\1` or `\\g<name>` stand for what a group matched."""
+    """The replacement; `\\1` or `\\g<name>` stand for the text that a group matched."""
 
     @field_validator("replacement")
     @classmethod
@@ -194,7 +194,7 @@ class _SearchReplace:
             try:
                 table.headers[header] = self._replaced(values)
             except (TimeoutError, TooLongError):
-                # Repeated for each event to name the events.
+                # Repeated for each event, so that the error names the events.
                 map_texts(iter(table.values(header)), self._replaced, None)
         elif values is not None:
             table.headers[header] = map_texts(iter(values), self._replaced, None)
@@ -202,8 +202,8 @@ class _SearchReplace:
 
     def _replaced(self, text: str) -> str:
         template = self._config.replacement
-        # A match takes at least one character, or none between two of them. Each is replaced by the template, in which
-        # each group expands to the whole text at most.
+        # There is at most one match for each character and each gap between two characters. Each is replaced by the
+        # template, in which each group expands to the whole text at most.
         growth_bound = (len(text) + 1) * len(template) * (len(text) if "\\" in template else 1)
         if growth_bound <= GROWTH_CHARACTERS_MAX:
             return self._regex.replace(text, template)

@@ -20,15 +20,15 @@ _HASH_END = 1 << (8 * _HASH_BYTES)
 class SampleConfig(InterceptorConfig):
     """Keeps a fraction of the events and drops the others, which are counted.
 
-    By key, the same events are kept each time, on every machine. At random, they may differ when a batch is repeated,
-    so the channels of one source may hold different samples after a crash.
+    With a key, the same events are always kept, on every machine. At random, the choice may differ when a batch is
+    repeated, so the channels of one source may hold different samples after a crash.
     """
 
     type: Literal["sample"]
-    """A fraction of the events."""
+    """Keeps a fraction of the events."""
 
     fraction: float = Field(ge=0, le=1, allow_inf_nan=False)
-    """The fraction that is kept: of all keys if there is a `header`, otherwise of the events, on average."""
+    """The fraction to keep: of all keys if there is a `header`, otherwise of the events, on average."""
 
     header: str | None = None
     """The header with the key: events with the same key are all kept or all dropped. The key of an event without the

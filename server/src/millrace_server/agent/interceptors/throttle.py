@@ -19,14 +19,14 @@ from millrace_server.token_bucket import ROUNDING_SECONDS, TokenBucket
 
 
 class ThrottleConfig(InterceptorConfig):
-    """Limits the events, or the bytes of their bodies, that pass in a second.
+    """Limits the events, or the bytes of their bodies, that pass per second.
 
-    The limit holds on average: up to one second's worth of events passes at once after a pause. Events are counted when
-    they pass, and counted again if their sender repeats them because they could not be stored.
+    The limit is an average: up to one second's worth of events passes at once after a pause. Events count when they
+    pass, and count again if their sender repeats them because they could not be stored.
     """
 
     type: Literal["throttle"]
-    """A limited rate."""
+    """Limits the rate of events."""
 
     events_per_second: int | None = Field(None, ge=1, le=1_000_000_000)
     """The maximum number of events."""
@@ -36,7 +36,7 @@ class ThrottleConfig(InterceptorConfig):
 
     when_exceeded: Literal["wait", "drop"] = Field("wait", validate_default=True)
     """`wait`: the batch waits, and with it the source, as for a full channel. Nothing is lost, unless the source's
-    input cannot wait, such as UDP. A batch of more than one second's worth of events passes as a whole, and the next
+    input cannot wait, such as UDP. A batch with more than one second's worth of events passes as a whole, and the next
     one waits longer.
     `drop`: the first events of the batch pass, and the others are dropped and counted."""
 
@@ -87,6 +87,6 @@ class _ByteLimit(TokenBucket):
         return table.body_bytes
 
     def passing_count(self, table: EventTable) -> int:
-        """Returns how many of the first events may pass now; one that is larger than the limit, if nothing is owed."""
+        """Returns how many of the first events may pass now. An event above the limit passes if nothing was used."""
         count = bisect_right(list(accumulate(map(len, table.bodies))), self.level())
         return count or int(self.is_full)

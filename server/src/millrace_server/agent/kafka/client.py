@@ -1,4 +1,4 @@
-"""Settings of a Kafka client, which librdkafka checks with the rest of the configuration."""
+"""The settings of Kafka clients, which librdkafka checks when the configuration is read."""
 
 from abc import ABC
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _OWN_PROPERTIES = {
     "sasl.username": "sasl.username",
     "sasl.password": "sasl.password_file",
 }
-"""Properties that other settings stand for."""
+"""Properties that are set by other settings."""
 
 _CODE = {
     "default.topic.config",
@@ -39,20 +39,20 @@ _CODE = {
     "stats_cb",
     "throttle_cb",
 }
-"""What confluent-kafka takes as Python objects."""
+"""Properties whose values are Python objects in confluent-kafka."""
 
 TOPIC_PATTERN = r"^[a-zA-Z0-9._-]{1,249}$"
 TopicName = Annotated[str, Field(pattern=TOPIC_PATTERN)]
 
 
 class KafkaClientConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
-    """Settings of a source's or sink's Kafka client."""
+    """Settings of the Kafka client of a source or sink."""
 
     own_properties: ClassVar[Mapping[str, str]] = {}
-    """Properties that the component itself needs in a certain way, with the setting to use instead, or why."""
+    """Properties that the component sets itself, with the reason or the setting to use instead."""
 
     bootstrap_servers: Annotated[list[ServerAddress], Field(min_length=1)]
-    """Some brokers of the cluster, as `host:port`; the client learns of all others from them."""
+    """Some brokers of the cluster, as `host:port`; the client learns about all others from them."""
 
     tls: KafkaTlsConfig | None = None
     """The table `tls`: how to connect over TLS, and with which certificate; without it, the client connects in plain
@@ -90,17 +90,17 @@ class KafkaClientConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build
             if why := cls.own_properties.get(name):
                 raise ValueError(f"has {shown_value(name)}, which the component sets itself: {why}")
         if is_installed("confluent_kafka") and {"tls", "sasl"} <= info.data.keys():
-            # With a logger, librdkafka does not write to standard error what the exception says as well.
+            # Without a logger, librdkafka would also write the problem to standard error.
             cls._try_properties({**_properties(info.data["tls"], info.data["sasl"], client), "logger": CLIENT_LOG})
         return client
 
     @classmethod
     def _try_properties(cls, properties: dict[str, Any]) -> None:
-        """Raises ValueError if librdkafka does not accept the properties; connects to nothing."""
+        """Raises ValueError if librdkafka does not accept the properties; does not connect."""
         raise NotImplementedError
 
     def client_properties(self, name: str) -> dict[str, Any]:
-        """Returns the properties of a client, whose `name` the brokers log; raises ComponentError without a file."""
+        """Returns the properties of a client; brokers log its `name`. Raises ComponentError if a file is missing."""
         try:
             properties = _properties(self.tls, self.sasl, self.client)
         except ValueError as error:
@@ -121,7 +121,7 @@ def _properties(
         "security.protocol": transport if sasl is None else f"SASL_{transport}",
         **({} if tls is None else tls.properties()),
         **({} if sasl is None else sasl.properties()),
-        # As text: true and 1.5 would otherwise be Python's `True`, and an int of C.
+        # As text: otherwise true would become Python's `True`, and 1.5 a C int.
         **{
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in revealed(client).items()
@@ -130,7 +130,7 @@ def _properties(
 
 
 def described(error: Any) -> str:
-    """Returns the sentence of a KafkaException or KafkaError."""
+    """Returns the message of a KafkaException or KafkaError."""
     found = error.args[0] if isinstance(error, Exception) and error.args else error
     text = found.str() if hasattr(found, "str") else str(found)
     name = found.name() if hasattr(found, "name") else ""

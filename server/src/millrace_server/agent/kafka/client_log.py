@@ -1,4 +1,4 @@
-"""The log of Kafka clients, which librdkafka would fill."""
+"""The log of Kafka clients, with a limited rate."""
 
 import logging
 
@@ -11,9 +11,9 @@ _LIMITS_MAX = 1_000
 
 
 class _RepetitionFilter(logging.Filter):
-    """Lets a few lines of one kind and client through at once, then one now and then.
+    """Limits the rate of lines of one kind and client, after a few that pass at once.
 
-    While no broker can be reached, librdkafka logs each attempt, many in a second.
+    While no broker can be reached, librdkafka logs each attempt, many per second.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class _RepetitionFilter(logging.Filter):
         self._limits: dict[object, TokenBucket] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # librdkafka's lines have as arguments what they are about, the client's name with a number, and the text.
+        # The arguments of librdkafka's lines are the kind, the client's name with a number, and the text.
         kind = record.msg
         if isinstance(record.args, tuple) and len(record.args) > 1:
             kind = f"{record.args[0]} {str(record.args[1]).partition('#')[0]}"

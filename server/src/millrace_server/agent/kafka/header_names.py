@@ -1,4 +1,4 @@
-"""Headers that describe a record, which an event has besides the record's own headers."""
+"""Event headers that describe a Kafka record, in addition to the record's own headers."""
 
 from typing import NamedTuple
 
@@ -6,19 +6,19 @@ DEFAULT_PREFIX = "kafka."
 
 
 class HeaderNames(NamedTuple):
-    """Names of headers: the key and the place of a record, and how to make the same record of the event again."""
+    """Names of headers for a record's key and position, and for what is needed to restore the record from the event."""
 
     key: str
-    """Its key; absent without one."""
+    """Its key; absent if it has none."""
     topic: str
     partition: str
     offset: str
     timestamp: str
     """Milliseconds since 1970."""
     tombstone: str
-    """`true` if it has no value (null), as distinct from an empty one."""
+    """`true` if its value is null, as opposed to empty."""
     base64: str
-    """Which headers, as a JSON array of names, hold bytes that are not UTF-8, in Base64."""
+    """The names, as a JSON array, of the headers that are encoded in Base64 because they are not UTF-8."""
 
     @classmethod
     def with_prefix(cls, prefix: str) -> "HeaderNames":

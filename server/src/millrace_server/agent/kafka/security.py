@@ -1,4 +1,4 @@
-"""How a Kafka client authenticates brokers and itself: TLS and SASL."""
+"""The security settings of Kafka clients: TLS and SASL."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ PropertyValue = str | int | float | bool
 
 
 class KafkaTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
-    """How a Kafka client connects over TLS. The files, in PEM, are read when the component starts."""
+    """How a Kafka client connects over TLS. The files are in PEM, and are read when the component starts."""
 
     ca: NamedPath | None = None
     """File of the CA certificates, in PEM, for verifying the brokers' certificates; by default the operating
@@ -25,7 +25,7 @@ class KafkaTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
     """File of the key's password, in one line."""
 
     def properties(self) -> dict[str, PropertyValue]:
-        """Returns librdkafka's properties; raises ValueError if a file cannot be read."""
+        """Returns librdkafka's properties. Raises ValueError if a file cannot be read."""
         paths = {
             "ssl.ca.location": self.ca,
             "ssl.certificate.location": self.certificate,
@@ -38,7 +38,7 @@ class KafkaTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
 
 
 class KafkaSaslConfig(BaseModel, frozen=True, extra="forbid"):
-    """How a Kafka client authenticates. Further properties of a mechanism belong in `client`."""
+    """How a Kafka client authenticates itself. Further properties of a mechanism belong in `client`."""
 
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER"]
     """The SASL mechanism."""
@@ -60,7 +60,7 @@ class KafkaSaslConfig(BaseModel, frozen=True, extra="forbid"):
         return path
 
     def properties(self) -> dict[str, PropertyValue]:
-        """Returns librdkafka's properties; raises ValueError if the file cannot be read."""
+        """Returns librdkafka's properties. Raises ValueError if the file cannot be read."""
         found: dict[str, PropertyValue] = {"sasl.mechanism": self.mechanism}
         if self.username is not None:
             found["sasl.username"] = self.username

@@ -1,16 +1,16 @@
-"""Patterns of topics: POSIX extended regular expressions, which librdkafka has the C library match."""
+"""Topic patterns: POSIX extended regular expressions, which librdkafka matches with the C library."""
 
 import re
 
 from millrace.setting_problems import shown_value
 
 _PARTS = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|[^\]])*\]|.", re.DOTALL)
-"""An escaped character, a set of characters, or any other one."""
+"""An escaped character, a bracket expression, or any other character."""
 _FOREIGN = re.compile(r"\(\?|[*+?}][*+?]")
 
 
 def check_topic_pattern(pattern: str) -> None:
-    r"""Raises ValueError if a pattern has what POSIX lacks and takes for something else: `\d` would match a d."""
+    r"""Raises ValueError if POSIX does not support a part of a pattern, or interprets it differently, such as `\d`."""
     parts = _PARTS.findall(pattern)
     for part in parts:
         if (part[0] == "\\" and part[1:].isalnum()) or (part[0] == "[" and "\\" in part):
@@ -25,5 +25,5 @@ def check_topic_pattern(pattern: str) -> None:
 
 
 def subscribed(pattern: str) -> str:
-    """Returns the topic to which librdkafka subscribes for a pattern that must match whole names."""
+    """Returns the topic by which librdkafka subscribes to a pattern that must match whole names."""
     return f"^({pattern})$"

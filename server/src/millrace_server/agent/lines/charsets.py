@@ -20,7 +20,7 @@ _BOMS = {
     "utf-16": ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")),
     "utf-32": ((codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
 }
-"""For charsets whose text may begin with a byte order mark: each mark, and the codec it selects."""
+"""The charsets whose text may begin with a byte order mark: the marks, and the codec that each of them selects."""
 
 
 class LineDecodeError(Exception):
@@ -37,7 +37,7 @@ class Charset:
 
     Attributes:
         codec: Python's name of the charset.
-        bom: The byte order mark at the beginning of the text, or nothing.
+        bom: The byte order mark at the beginning of the text; may be empty.
         unit_bytes: Characters begin at multiples of this number of bytes.
     """
 
@@ -49,7 +49,7 @@ class Charset:
 
     @classmethod
     def of(cls, name: str, head: bytes = b"") -> "Charset":
-        """Returns the charset of this name for a text with this beginning."""
+        """Returns the charset with this name for a text that begins with `head`."""
         name = codecs.lookup(name).name
         codec, bom = _LITTLE_ENDIAN.get(name, name), b""
         if name == "utf-8-sig":
@@ -62,7 +62,7 @@ class Charset:
 
     @staticmethod
     def may_have_bom(name: str) -> bool:
-        """Whether text in the charset of this name may begin with a byte order mark."""
+        """Whether text in the charset with this name may begin with a byte order mark."""
         return codecs.lookup(name).name in _BOMS
 
     @property
@@ -70,7 +70,7 @@ class Charset:
         return self.codec == _UTF_8
 
     def split(self, text: bytes, offset: int) -> list[bytes]:
-        """Splits text, which begins at an offset of the whole input, at its line feeds; the last line is unfinished."""
+        """Splits text at its line feeds; the last line is unfinished. `offset` is the text's position in the input."""
         pieces = text.split(self.newline)
         if self.unit_bytes == 1 or len(pieces) == 1:
             return pieces
@@ -93,7 +93,7 @@ class Charset:
         decoder = codecs.getincrementaldecoder(self.codec)("replace")
         decoder.decode(piece)
         unfinished, _ = decoder.getstate()
-        # For charsets with shift sequences, everything since the last shift counts as unfinished.
+        # In charsets with shift sequences, everything since the last shift counts as unfinished.
         return piece[: len(piece) - len(unfinished)] if len(unfinished) < _CHARACTER_BYTES_MAX else piece
 
     def to_utf_8(self, lines: Sequence[bytes], errors: DecodeErrors) -> Sequence[bytes]:
@@ -104,7 +104,7 @@ class Charset:
 
     def _to_utf_8(self, index: int, line: bytes, errors: DecodeErrors) -> bytes:
         try:
-            # Some charsets can encode single surrogates, which UTF-8 cannot.
+            # Some charsets can encode single surrogates, unlike UTF-8.
             return line.decode(self.codec).encode(errors="replace")
         except UnicodeDecodeError as error:
             if errors == "fail":

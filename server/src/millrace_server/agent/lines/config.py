@@ -22,7 +22,7 @@ LineRole = Literal["begins", "continues", "ends"]
 def _check_charset(name: str) -> str:
     try:
         codec = codecs.lookup(name).name
-        # Python also calls things such as "hex" a codec; they cannot do this.
+        # Python also has codecs such as "hex", which do not encode text.
         if codec not in _TEXT_CODECS and "\n".encode(codec).decode(codec) == "\n":
             return name
     except (LookupError, ValueError):
@@ -68,7 +68,7 @@ class LinesConfig(CharsetConfig, frozen=True, extra="forbid", defer_build=True):
     """Settings of sources that read lines. A line ends with LF or CR LF, which is not part of it."""
 
     line_bytes_max: ByteSize = Field(1 * MIB, ge=16, le=64 * MIB)
-    """A line with more bytes, counted in its own charset, is too long."""
+    """A line with more bytes, counted in the input's charset, is too long."""
 
     long_lines: LongLines = "split"
     """What to do with a line that is too long: "split", "truncate" or "drop"."""

@@ -1,4 +1,4 @@
-"""Lines of an input, and the framer that finds them."""
+"""Lines, and the framer that splits an input into lines."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +12,10 @@ from millrace_server.agent.lines.config import LinesConfig
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The events of a part of the input, and the bytes that they cover.
+    """The events in a part of the input, and the bytes that they cover.
 
-    Each event covers the bytes from its own first byte to that of the next event. So what lies between two events, such
-    as line ends and dropped lines, belongs to the earlier one.
+    Each event covers the bytes from its own first byte to that of the next event. So bytes between two events, such as
+    line ends and dropped lines, belong to the earlier one.
 
     Attributes:
         skipped_bytes: Bytes of dropped lines before the first event.
@@ -37,7 +37,7 @@ class Lines:
 
     @property
     def offsets(self) -> list[int]:
-        """For each event, the position of its first byte in the whole input."""
+        """The position of each event's first byte in the whole input."""
         offsets = list(accumulate(self.sizes, initial=self.start + self.skipped_bytes))
         offsets.pop()
         return offsets
@@ -46,7 +46,7 @@ class Lines:
         return replace(self, bodies=self.bodies[:count], sizes=self.sizes[:count])
 
     def parts(self, events_max: int, body_bytes_max: int | None = None) -> "Iterator[Lines]":
-        """Yields the same events in order, in parts within these limits; nothing if no bytes are covered.
+        """Yields the same events in parts within these limits; nothing if no bytes are covered.
 
         A single event may exceed `body_bytes_max`.
         """
@@ -102,8 +102,8 @@ class LinesBuilder:
 class LineFramer:
     """Splits bytes into lines, without their line ends and not yet decoded.
 
-    The result depends on the bytes only, not on the chunks in which they arrive. Of an unfinished line, at most twice
-    the maximum length of a line is buffered.
+    The result depends only on the bytes, not on the chunks in which they arrive. At most twice the maximum length of a
+    line is buffered of an unfinished line.
 
     Args:
         offset: The position of the first byte in the whole input; a line begins there.
@@ -112,7 +112,7 @@ class LineFramer:
     def __init__(self, charset: Charset, config: LinesConfig, offset: int) -> None:
         self._charset = charset
         self._line_bytes_max = config.line_bytes_max
-        # A line may still be short enough when these are a carriage return and a part of a line feed.
+        # A line is still short enough if the excess is a carriage return and a part of a line feed.
         self._unfinished_bytes_max = config.line_bytes_max + 2 * charset.unit_bytes - 1
         self._policy = config.long_lines
         self._buffer: list[bytes] = []
@@ -136,10 +136,10 @@ class LineFramer:
         return self._buffered_bytes > 0 or self._long_line is not None
 
     def feed(self, data: bytes) -> Lines:
-        """Returns the lines that end in these bytes, and pieces of a line that is too long."""
+        """Returns the lines that end in these bytes, and the pieces of a line that is too long."""
         charset = self._charset
         builder = LinesBuilder(self.position)
-        # Joined only when a line ends, so that a line of many chunks is not copied for each of them.
+        # Joined only when a line ends, so that a line in many chunks is not copied for each of them.
         self._buffer.append(data)
         self._buffered_bytes += len(data)
         if charset.unit_bytes > 1 or charset.newline in data:
@@ -149,7 +149,7 @@ class LineFramer:
         return builder.build()
 
     def finish(self) -> Lines:
-        """Returns the unfinished line, if any, as finished."""
+        """Returns the unfinished line, if any, as if it had ended."""
         builder = LinesBuilder(self.position)
         rest = self._take_buffer()
         if self._long_line is not None:
@@ -206,7 +206,7 @@ class LineFramer:
         builder.add(line, size)
 
     def _reduce_buffer(self, builder: LinesBuilder) -> None:
-        """Emits or discards the beginning of an unfinished line that is already too long."""
+        """Emits or discards the beginning of an unfinished line that is too long already."""
         if self._long_line is None:
             self._count_long_line()
         offset = self._buffer_offset
@@ -249,7 +249,7 @@ class LineFramer:
 
 
 class _LongLine(NamedTuple):
-    """The part of an unfinished, too long line that is no longer buffered; it precedes the buffer."""
+    """The part of an unfinished line that is too long and no longer buffered; it precedes the buffer."""
 
     body: bytes
     size: int

@@ -15,7 +15,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class MultilineAggregator:
-    """Joins lines into events. The last event stays pending, since the next line may belong to it.
+    """Joins lines into events. The last event remains pending, since the next line may belong to it.
 
     The first line always begins an event.
 
@@ -38,7 +38,7 @@ class MultilineAggregator:
         return bool(self._pending_lines)
 
     def feed(self, lines: Lines) -> Lines:
-        """Returns the events that these lines, which must be UTF-8, complete."""
+        """Returns the events that are completed by these lines, which must be UTF-8."""
         config = self._config
         builder = LinesBuilder(self.position)
         if self._pending_lines:
@@ -89,23 +89,23 @@ class MultilineAggregator:
 
 
 class LinesError(Exception):
-    """Raised when a line is not valid in its charset and the source must then fail; says where and why."""
+    """Raised when a line is not valid in its charset and `decode_errors` is "fail"; says where and why."""
 
 
 class LineSplitter:
     """Splits bytes that arrive in chunks into events of one or several lines.
 
-    The events depend on the bytes, not on the chunks. So a reader that begins again where an event began gets the same
+    The events depend only on the bytes, not on the chunks, so a reader that resumes where an event began gets the same
     events. One unfinished event is buffered.
 
     Args:
         offset: The position of the first byte in the whole input; an event begins there.
-        head: The first bytes of the whole input, which may contain a byte order mark; only needed if the offset is not
+        head: The first bytes of the whole input, which may contain a byte order mark; needed only if the offset is not
             0.
 
     Attributes:
         position: One past the last byte covered by the emitted events.
-        failure: The error that the next call will raise, since the line after the emitted events is not valid in its
+        failure: The error that the next call will raise because the line after the emitted events is not valid in its
             charset; or None.
     """
 
@@ -128,7 +128,7 @@ class LineSplitter:
 
     @property
     def has_pending_event(self) -> bool:
-        """Whether an event of finished lines may get further ones; `finish_event` emits it."""
+        """Whether there is an event of complete lines that may get further lines; `finish_event` emits it."""
         aggregator = self._stages.aggregator if self._stages else None
         return aggregator is not None and aggregator.has_pending_event
 
@@ -145,7 +145,7 @@ class LineSplitter:
         """Returns the events that these bytes complete; raises `failure` if there is one."""
         self._raise_failure()
         if self._stages is None:
-            # A byte order mark may arrive in several chunks, too.
+            # A byte order mark may also arrive in several chunks.
             self._head += data
             if len(self._head) < BOM_BYTES_MAX:
                 return self._emit([])
@@ -154,14 +154,14 @@ class LineSplitter:
         return self._emit([self._decode(self._stages, self._stages.framer.feed(data))])
 
     def finish_event(self) -> Lines:
-        """Returns the pending event. An unfinished line stays buffered."""
+        """Returns the pending event. An unfinished line remains buffered."""
         aggregator = self._stages.aggregator if self._stages else None
         return self._emit([aggregator.finish()] if aggregator else [])
 
     def finish(self) -> Lines:
-        """Returns everything that is left, including the last line; raises `failure` if there is one.
+        """Returns all remaining events, including the last line; raises `failure` if there is one.
 
-        Bytes fed afterwards begin a new event.
+        Bytes that are fed afterwards begin a new event.
         """
         self._raise_failure()
         events = []
@@ -189,7 +189,7 @@ class LineSplitter:
         try:
             bodies = stages.charset.to_utf_8(lines.bodies, self._config.decode_errors)
         except LineDecodeError as error:
-            # The lines before it are valid and are emitted first.
+            # The lines before it are valid, and are emitted first.
             offset = lines.offsets[error.line_index]
             self.failure = LinesError(f"the line at byte {offset} is not in {self._config.charset}: {error}")
             lines = lines.first(error.line_index)
@@ -200,7 +200,7 @@ class LineSplitter:
     def _emit(self, parts: Sequence[Lines]) -> Lines:
         builder = LinesBuilder(self.position)
         for part in parts:
-            # At most a byte order mark lies between the emitted events and this part.
+            # Only a byte order mark may lie between the emitted events and this part.
             builder.skip(part.start - self.position + part.skipped_bytes)
             builder.extend(part.bodies, part.sizes)
             self.position = part.end

@@ -23,13 +23,13 @@ _READ_BYTES = 64 * 1024
 _RESPONSE_BYTES_MAX = 1 << 20
 _SERIALS = 1 << 31
 _HANDSHAKES_MAX = 2
-"""A receiver that did not know the protocol knows it after the first one."""
+"""A receiver that does not know the protocol learns it from the first one."""
 
 _EVENTS: Any = parse_schema({"type": "array", "items": EVENT_SCHEMA})
 
 
 def encoded_events(batches: Sequence[StoredBatch]) -> bytes:
-    """Returns events as an array of Avro."""
+    """Returns events as an Avro array."""
     rows = (row for batch in batches for row in batch.window.rows())
     content = BytesIO()
     schemaless_writer(content, _EVENTS, [{"headers": headers, "body": body} for headers, body in rows])
@@ -37,7 +37,7 @@ def encoded_events(batches: Sequence[StoredBatch]) -> bytes:
 
 
 class AvroClient:
-    """Appends batches, one after another. After an error it must be closed."""
+    """Appends batches, one after another. It must be closed after an error."""
 
     def __init__(
         self, endpoint: str, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], config: AvroSinkConfig
@@ -50,13 +50,13 @@ class AvroClient:
         self._inflater = Inflater() if is_compressed else None
         self._deflater = Deflater(config.compression_level) if is_compressed else None
         self._is_handshake_done = False
-        """Whether the receiver has accepted a handshake, which is then left out."""
+        """Whether the receiver has accepted a handshake; further calls have none."""
         self._serial = 0
         self.connected_at = asyncio.get_running_loop().time()
 
     @classmethod
     async def connect(cls, endpoint: str, config: AvroSinkConfig) -> "AvroClient":
-        """Connects to an endpoint; the name is resolved each time. Raises ComponentError."""
+        """Connects to an endpoint, whose name is resolved each time. Raises ComponentError."""
         tls = await asyncio.to_thread(config.tls.context) if config.tls is not None else None
         address = Address.parse(endpoint)
         try:
@@ -71,7 +71,7 @@ class AvroClient:
 
     @property
     def is_open(self) -> bool:
-        """Whether the other side has not closed it, as it may do while nothing is sent."""
+        """Whether the other side has not closed it, which it may do while nothing is sent."""
         return not (self._reader.at_eof() or self._writer.is_closing())
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class AvroClient:
         self._serial = (self._serial + 1) % _SERIALS
         frame = framed(self._serial, *handshake, call_head(APPEND_BATCH), events)
         if self._deflater is not None:
-            # No other call is under way, so the stream of compressed bytes has one user.
+            # No other call is in progress, so no other thread uses the compressor.
             frame = await asyncio.to_thread(self._deflater.deflated, frame)
         self._writer.write(frame)
         await self._writer.drain()

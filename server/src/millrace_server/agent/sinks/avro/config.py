@@ -17,15 +17,16 @@ from millrace_server.files import NamedPath
 
 
 class AvroTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
-    """How the sink connects over TLS 1.2 or 1.3. The files, in PEM, are reread for each connection."""
+    """How the sink connects over TLS 1.2 or 1.3. The files are in PEM, and are reread for each connection."""
 
     ca: NamedPath | None = None
     """File of the CA certificates, in PEM, for verifying the servers' certificates; by default the operating
     system's."""
 
     check_host_name: bool = True
-    """Whether a server's certificate must have the host name of its endpoint. Flume's sink does not check this, so all
-    certificates of an existing fleet may have the same name; `false` then accepts every certificate signed by `ca`."""
+    """Whether a server's certificate must contain the host name of its endpoint. Flume's sink does not check this, so
+    the certificates of existing receivers may all have the same name; `false` then accepts every certificate signed by
+    `ca`."""
 
     def context(self) -> ssl.SSLContext:
         """Reads the files. Raises ComponentError."""
@@ -41,7 +42,7 @@ class AvroTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
 
     def _load_certificate(self, context: ssl.SSLContext, certificate: Path) -> None:
         try:
-            # Without it, OpenSSL would ask for a password on the terminal.
+            # Without the callback, OpenSSL would ask for a password on the terminal.
             context.load_cert_chain(certificate, self.private_key, password=_refuse_password)
         except (OSError, ValueError) as error:
             raise ComponentError(
@@ -57,8 +58,8 @@ def _refuse_password() -> str:
 class AvroSinkConfig(NonRejectingSinkConfig):
     """A sink that sends events to Flume's Avro sources, or to sources `avro` of Millrace, each event at least once.
 
-    A batch leaves the channel once its receiver has responded OK. After FAILED, an error, or no response, the whole
-    batch is sent again; the receiver may then have some of its events twice.
+    A batch leaves the channel once its receiver has responded OK. After FAILED, an error, or a missing response, the
+    whole batch is sent again; the receiver may then have some of its events twice.
     """
 
     type: Literal["avro"]
@@ -80,20 +81,21 @@ class AvroSinkConfig(NonRejectingSinkConfig):
     """How the connection is compressed; the receiver must have the same `compression-type`."""
 
     compression_level: int = Field(6, ge=0, le=9)
-    """From 1, the fastest, to 9, the smallest; 0 does not compress."""
+    """From 1, the fastest, to 9, the smallest result; 0 does not compress."""
 
     tls: AvroTlsConfig | None = None
     """The table `tls`: how to connect over TLS; without it, the sink connects in plain text."""
 
     connect_timeout_seconds: float = Field(20.0, gt=0, le=3_600, allow_inf_nan=False)
-    """How long connecting may take, with TLS."""
+    """How long connecting may take, including the TLS handshake."""
 
     timeout_seconds: float = Field(20.0, gt=0, le=86_400, allow_inf_nan=False)
     """How long a receiver may take to respond to a batch."""
 
     reset_connection_seconds: float | None = Field(None, gt=0, le=86_400, allow_inf_nan=False)
-    """The connection is closed after this time, between two batches. The next one starts with the first endpoint, and
-    names are resolved again, so that new receivers behind a load balancer get their share. None: never."""
+    """The connection is closed after this time, between two batches. The next connection starts with the first
+    endpoint, whose name is resolved again, so that new receivers behind a load balancer get their share. None: never.
+    """
 
     _check_is_installed = field_validator("type")(check_fastavro)
 

@@ -19,10 +19,10 @@ class AvroSink:
 
     async def run(self, reader: ChannelReader) -> None:
         try:
-            # Nothing is taken for a receiver that cannot be reached.
+            # Connects first, so that no events are taken for a receiver that cannot be reached.
             await self._connected()
             while (delivery := await reader.take(self._config.batch_bytes_max)) is not None:
-                # It may read them from the log.
+                # On a thread, since this may read the events from the log.
                 await self._send(await asyncio.to_thread(encoded_events, delivery.batches))
                 await delivery.settle()
         finally:
@@ -52,7 +52,7 @@ class AvroSink:
         return True
 
     async def _connect(self) -> AvroClient:
-        """Connects to the current endpoint, or to the next one that can be reached. Raises ComponentError."""
+        """Connects to the current endpoint, or else to the next reachable one. Raises ComponentError."""
         problems = []
         for _ in self._config.endpoints:
             try:

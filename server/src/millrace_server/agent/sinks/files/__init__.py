@@ -7,11 +7,12 @@ Guarantees:
 - A file is visible completely or not at all. It is written under another name, in `.millrace` below the common
   directory of the sink's files (on this machine), or in the sink's own directory (for other file systems), synced, and
   then renamed or uploaded. An upload to S3 becomes visible when it is complete.
-- An event leaves its channel only when its file has its final name. Until then its delivery is unsettled.
-- Each event is in exactly one finished file, across crashes of the server and of the machine, as long as the sink is
-  the only consumer of its channel and its own directory is kept. Receipts (see `sink_directory`) list the finished
+- An event leaves its channel only when its file has its final name. Until then, its delivery is unsettled.
+- Each event is in exactly one finished file, also after crashes of the server or the machine, provided that the sink is
+  the only consumer of its channel and its own directory is preserved. Receipts (see `sink_directory`) list the finished
   events that are not settled yet; events that the channel delivers again are compared with them. This requires a file
-  system that can show whether a file exists: disks, HDFS and S3. One case remains: a crash between a file's publish and
-  the confirmation of its receipt, if the file is moved away before the next start. Then its events are written again.
+  system that can tell whether a file exists: a local disk, HDFS or S3. There is one exception: if a crash occurs
+  between the publication of a file and the confirmation of its receipt, and the file is moved away before the next
+  start, its events are written again.
 - No file is overwritten.
 """

@@ -1,4 +1,4 @@
-"""Chunks: the events of a delivery in columns, as the file formats need them."""
+"""Chunks: the events of deliveries in columns, from which the file formats are written."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -9,16 +9,16 @@ from millrace.v1 import event_pb2
 from millrace.wire_format import Buffer
 
 SMALL_COUNT = 64
-"""Neighbouring batches with fewer events are joined: the cost per chunk would exceed that of its events."""
+"""Adjacent batches with fewer events are joined, since the cost per chunk would exceed that of its events."""
 
 _CONSTANT_BYTES_MAX = 16 << 20
-"""A file repeats a constant header for each event; a chunk has fewer events if its constant headers are larger."""
+"""The maximum size of a chunk's constant headers, which files repeat for each event; above it, the chunk is split."""
 
 
 ItemT = TypeVar("ItemT")
 
 Rows: TypeAlias = Sequence[int]
-"""Events of a chunk by their indexes, ascending; a range if they are contiguous."""
+"""The ascending indexes of some events in a chunk; a range if they are contiguous."""
 
 
 def chosen(items: Sequence[ItemT], rows: Rows) -> Sequence[ItemT]:
@@ -34,7 +34,7 @@ class EventChunk:
     """Events with contiguous sequences.
 
     Attributes:
-        record_batch: The events as Arrow; the Parquet writer caches it here, since several files may take parts of it.
+        record_batch: The events in Arrow, cached by the Parquet writer, since several files may use parts of it.
     """
 
     def __init__(self, first_sequence: int, columns: event_pb2.EventColumns) -> None:
@@ -63,7 +63,7 @@ class EventChunk:
         return values if isinstance(values, list) else [values] * self.count
 
     def parts(self, ranges: Iterable[tuple[int, int]]) -> "Iterator[EventChunk]":
-        """Yields the events of some ranges of sequences, both ends included."""
+        """Yields the events in ranges of sequences, both ends included."""
         for first, last in ranges:
             start = first - self.first_sequence
             yield EventChunk(first, self._cutter.cut(start, last + 1 - self.first_sequence))
@@ -73,7 +73,7 @@ class EventChunk:
 
 
 def chunks_of(batches: Iterable[tuple[int, Buffer]]) -> Iterator[EventChunk]:
-    """Yields the events of batches, each given by its first sequence and its serialized EventColumns."""
+    """Yields the events of batches, each given as its first sequence and its serialized EventColumns."""
     small: list[EventChunk] = []
     for first_sequence, raw in batches:
         columns = event_pb2.EventColumns.FromString(raw)  # type: ignore[arg-type] # its stubs know bytes only
@@ -89,7 +89,7 @@ def chunks_of(batches: Iterable[tuple[int, Buffer]]) -> Iterator[EventChunk]:
 
 
 def _joined(chunks: Sequence[EventChunk]) -> Iterator[EventChunk]:
-    """Joins neighbouring chunks into one, or into several if they have too many header keys."""
+    """Joins adjacent chunks into one, or into several if they have too many header keys."""
     if len(chunks) <= 1:
         for chunk in chunks:
             yield from _cut(chunk)

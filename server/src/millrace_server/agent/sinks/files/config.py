@@ -46,10 +46,11 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     """Files of text, JSON, Avro or Parquet."""
 
     path: str
-    """The directory: `/data/{header:host}/dt={time:%Y-%m-%d}`, or such a path after `s3://`, `hdfs://` and so on.
+    """The directory: `/data/{header:host}/dt={time:%Y-%m-%d}`, or a path of this form after `s3://`, `hdfs://` and so
+    on.
 
-    On this machine the directory before the first brace must exist; those below it are created. While it is unmounted,
-    renamed or replaced by another one, nothing is written.
+    On this machine, the directory before the first brace must exist; those below it are created. While it is unmounted,
+    renamed or replaced by another directory, nothing is written.
     """
 
     options: dict[str, Secret[Option]] = Field(default_factory=dict)
@@ -62,14 +63,14 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     """`text`: the bodies. The others store an event's sequence, headers and body; `json`: one event per line."""
 
     body: Literal["text", "binary"] | None = None
-    """The type of bodies in the other formats; bodies that are not UTF-8 are stored separately. None: text in JSON
-    only."""
+    """The type of bodies in the other formats; with `text`, bodies that are not UTF-8 are stored separately. None:
+    `text` for JSON, otherwise `binary`."""
 
     append_newline: bool = True
-    """Whether a newline follows each body in the format `text`."""
+    """Whether a newline is written after each body in the format `text`."""
 
     compression: Compression = "none"
-    """Compresses text and JSON as a whole, and the blocks of Avro and Parquet. `snappy` is for Parquet only."""
+    """The compression of text and JSON files as a whole, and of blocks in Avro and Parquet. `snappy`: Parquet only."""
 
     prefix: str = Field("", pattern=r"^(?:([A-Za-z0-9][A-Za-z0-9._=-]{0,63})?)$")
     """The start of the files' names; the sink's name, the channel's id and the events' sequences follow."""
@@ -78,10 +79,10 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     """The end of the files' names. None: derived from format and compression, such as `.jsonl.gz`."""
 
     time_header: str = Field("timestamp", min_length=1)
-    """The header with the time for `path`: milliseconds since 1970, or ISO 8601 (UTC if it has no offset)."""
+    """The header with the time for `path`: milliseconds since 1970, or ISO 8601 (in UTC if there is no offset)."""
 
     time_missing: Literal["clock", "word"] = "clock"
-    """For an event without a valid time: the current time when it is written, or `missing_word`."""
+    """What to use for an event without a valid time: `clock`, the time of writing, or `word`, `missing_word`."""
 
     time_zone: TimeZoneName = "UTC"
     """The time zone of times in `path`, such as `Europe/Paris`."""
@@ -93,7 +94,7 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     """Replaces a header in `path` that an event does not have."""
 
     roll_bytes: ByteSize = Field(128 * MIB, ge=KIB, le=TIB)
-    """A file is finished at about this size."""
+    """A file is finished at approximately this size."""
 
     roll_events: int = Field(10_000_000, ge=1, le=1_000_000_000)
     """The maximum number of events in a file."""
@@ -107,10 +108,10 @@ class FilesSinkConfig(NonRejectingSinkConfig):
     """A file is finished this long after its last event. Default: `roll_seconds`, which has no effect."""
 
     open_files_max: int = Field(100, ge=1, le=10_000)
-    """The maximum number of open files; above it, the least recently written one is finished."""
+    """The maximum number of open files; beyond it, the least recently written file is finished."""
 
     stall_seconds: float = Field(60.0, ge=0.1, le=_DAY_SECONDS, allow_inf_nan=False)
-    """A file system that takes longer for one operation counts as not responding."""
+    """A file system that takes longer for an operation counts as not responding."""
 
     @field_validator("path")
     @classmethod
@@ -177,7 +178,7 @@ class FilesSinkConfig(NonRejectingSinkConfig):
         return _SUFFIXES[self.format] + (_COMPRESSION_SUFFIXES.get(self.compression, "") if is_stream else "")
 
     def _writer(self) -> Callable[[BinaryIO], EventWriter]:
-        """Returns the factory of the format's writer; its library is imported only here."""
+        """Returns the factory of the format's writer, whose library is imported only here."""
         is_body_text = self.body == "text" or (self.body is None and self.format == "json")
         match self.format:
             case "text":

@@ -1,4 +1,4 @@
-"""Event files: deliveries become finished files; the sink calls this on its thread."""
+"""Event files, which turn deliveries into finished files; the sink calls them on its thread."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from millrace_server.agent.sinks.files.targets import FileTarget
 from millrace_server.channels.stamps import IntervalSet
 
 _CHANNEL_ID_LENGTH = 12
-"""Characters of a channel's id in a file's name; a number is added to names that are equal nevertheless."""
+"""Characters of a channel's id in a file's name; if names are equal nevertheless, a number is added."""
 
 
 class FileNames(NamedTuple):
@@ -25,7 +25,7 @@ class FileNames(NamedTuple):
     suffix: str
 
     def of(self, channel_id: str, file: OpenFile) -> Iterator[str]:
-        """Yields names for a file, the preferred one first: the channel, the first and the last sequence."""
+        """Yields names for a file, the preferred one first; they contain the channel and the sequences."""
         sequences = f"{file.ranges.first:012d}-{file.ranges.last:012d}"
         name = f"{file.directory.rstrip('/')}/{self.prefix}{channel_id[:_CHANNEL_ID_LENGTH]}-{sequences}"
         others = (f"{name}-{number}{self.suffix}" for number in count(2))
@@ -36,7 +36,7 @@ class WriteResult(NamedTuple):
     """The state after a call."""
 
     completed: Sequence[int]
-    """The numbers of deliveries that have become complete: all their events are in finished files."""
+    """The numbers of the deliveries that are now complete: all their events are in finished files."""
     due_at: float | None
     """When to call `roll` next."""
 
@@ -44,7 +44,7 @@ class WriteResult(NamedTuple):
 class EventFiles:
     """Writes deliveries into files, and finishes the files.
 
-    All methods block. After an error its state is undefined: close it, and open another one.
+    All methods block. After an error the state is undefined: close it, and open another one.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EventFiles:
         self._touched: set[int] = set()
 
     def open(self) -> None:
-        """Removes what an earlier run left unfinished, and reads what it finished."""
+        """Removes unfinished files of an earlier run, and reads the receipts of its finished ones."""
         owner = self._directory.open()
         self._is_open = True
         self._target.open(owner)
@@ -86,8 +86,8 @@ class EventFiles:
     def write(self, delivery: int, channel_id: str, batches: Iterable[tuple[int, Buffer]], now: float) -> WriteResult:
         """Writes a delivery's events, except those that an earlier run has finished.
 
-        The number of a delivery is that of the earlier one that it was joined to. Each batch has its first sequence and
-        its serialized EventColumns.
+        If a delivery was joined to an earlier one, it has the number of that one. Each batch is given as its first
+        sequence and its serialized EventColumns.
         """
         if channel_id != self._channel_id:
             self._finish(self._files)
@@ -112,7 +112,7 @@ class EventFiles:
         return self._result()
 
     def delete_receipts_below(self, sequence: int) -> None:
-        """Deletes the receipts of events below a sequence: the channel does not deliver these again."""
+        """Deletes the receipts of events below a sequence, which the channel will not deliver again."""
         for path in [path for path, last_sequence in self._confirmed.items() if last_sequence < sequence]:
             self._receipts.delete(path)
             del self._confirmed[path]
@@ -176,10 +176,10 @@ class EventFiles:
         ranges = list(file.ranges)
         for path in self._names.of(self._channel_id, file):
             if self._target.size_of(path) is not None:
-                # A receipt for this name would, after a crash, claim someone else's file.
+                # After a crash, a receipt for this name would mistake another file for this one.
                 continue
-            # Written before the publish, so that after a crash in between the events count as finished if the file is
-            # there, and only then.
+            # Written before the file is published, so that after a crash in between, the events count as finished if
+            # and only if the file exists.
             receipt = self._receipts.prepare(FileReceipt(path, file_bytes, self._channel_id, ranges))
             try:
                 self._target.publish(file.staged, path)

@@ -1,4 +1,4 @@
-"""The target of files on this machine: below a directory that is never created, nor mistaken for another one."""
+"""The target on this machine: a directory that is never created, and never mistaken for another one."""
 
 import errno
 import os
@@ -12,18 +12,18 @@ from millrace_server.agent.sinks.files.targets import STAGING_DIRECTORY
 
 _FILE_MODE = 0o666
 _DIRECTORY_MODE = 0o777
-"""The files are meant for other readers; the process's umask applies."""
+"""The files are meant for other users too; the process's umask applies."""
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class LocalTarget:
-    """Publishes files on this machine by a rename on the same file system.
+    """Publishes files on this machine by renaming them on the same file system.
 
-    The root, the common directory of all files, must exist and stay the one that was opened first. If its disk is
-    unmounted, or it is renamed, nothing must be written into its mount point, or into a new directory of its name. So
-    each operation opens it, checks which one it is, and works relative to its descriptor. That is not kept open: its
-    disk could not be unmounted.
+    The root, the common directory of all files, must exist and remain the one that was opened first. If its disk is
+    unmounted, or it is renamed, nothing must be written into its mount point, or into a new directory with its name. So
+    each operation opens it, checks its identity, and works relative to its descriptor. The descriptor is not kept open,
+    since the disk could then not be unmounted.
     """
 
     def __init__(self, root: Path) -> None:
@@ -75,7 +75,7 @@ class LocalTarget:
         return NotADirectoryError(errno.ENOTDIR, what, str(self._root))
 
     def _relative(self, path: Path | str) -> Path:
-        """Returns a path relative to the root; an absolute one if an earlier configuration had another root."""
+        """Returns a path relative to the root; an absolute path if an earlier configuration had another root."""
         path = Path(path)
         return path.relative_to(self._root) if path.is_relative_to(self._root) else path.absolute()
 

@@ -1,4 +1,4 @@
-"""Open files: one per directory, until it is full or old enough."""
+"""Open files: one for each directory, until it is full or old enough."""
 
 import os
 from array import array
@@ -14,7 +14,7 @@ from millrace_server.agent.sinks.files.writers import EventWriter
 
 
 class SequenceRanges:
-    """A set of sequences, added in ascending order and mostly contiguous: 16 bytes per range."""
+    """A set of sequences, which are added in ascending order and mostly contiguous; it takes 16 bytes per range."""
 
     def __init__(self) -> None:
         self._firsts = array("Q")
@@ -33,7 +33,7 @@ class SequenceRanges:
         return max(self._lasts)
 
     def add(self, first_sequence: int, rows: Rows) -> None:
-        """Adds the sequences of some rows of a chunk that begins with `first_sequence`."""
+        """Adds the sequences of rows of a chunk that begins with `first_sequence`."""
         firsts, lasts = self._firsts, self._lasts
         end = lasts[-1] + 1 if lasts else -1
         if isinstance(rows, range):
@@ -53,22 +53,22 @@ class SequenceRanges:
 
 
 BUFFERED_BYTES_MAX = 64 << 20
-"""Memory that all open files of a sink may use for buffers."""
+"""The maximum size of the buffers of all open files of a sink."""
 
 
 class RollLimits(NamedTuple):
     """Limits at which a file is finished."""
 
     file_bytes: int
-    """Its size; the last events may exceed it."""
+    """Its size, which the last events may exceed."""
     event_count: int
-    """Its events; never exceeded."""
+    """The number of its events, which is never exceeded."""
     open_seconds: float
     """The time since its first event."""
     idle_seconds: float
     """The time since its last event."""
     open_files_max: int
-    """The number of open files; beyond it, the least recently written one is finished."""
+    """The number of open files; beyond it, the least recently written file is finished."""
 
 
 class OpenFile:
@@ -93,12 +93,12 @@ class OpenFile:
 
     @property
     def buffered_bytes(self) -> int:
-        """About how many of its bytes are only in memory."""
+        """Approximately how many of its bytes are only in memory."""
         return self._writer.buffered_bytes
 
     @property
     def file_bytes(self) -> int:
-        """About how many bytes it would have if it were finished now."""
+        """Approximately how many bytes it would have if it were finished now."""
         return self._file.tell() + self._writer.buffered_bytes
 
     def write(self, delivery: int, chunk: EventChunk, rows: Rows, now: float) -> None:
@@ -112,7 +112,7 @@ class OpenFile:
         self._writer.write_buffered()
 
     def finish(self) -> int:
-        """Completes and syncs it; returns its size in bytes."""
+        """Completes and fsyncs it; returns its size in bytes."""
         self._writer.finish()
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -125,7 +125,7 @@ class OpenFile:
         self._close()
 
     def _close(self) -> None:
-        # The disk may be full; the content is not needed any more.
+        # The disk may be full, but the content is no longer needed.
         with suppress(OSError, ValueError):
             self._file.close()
         with suppress(OSError):
@@ -146,7 +146,7 @@ class OpenFiles:
         return iter(list(self._files.values()))
 
     def to_evict_for(self, directory: str) -> OpenFile | None:
-        """Returns the file to finish before one is opened for a directory; None if there is no need."""
+        """Returns the file to finish before a file is opened for a directory; None if that is not necessary."""
         if directory in self._files or len(self._files) < self._limits.open_files_max:
             return None
         return next(iter(self._files.values()))
@@ -172,14 +172,14 @@ class OpenFiles:
         return min(file.opened_at + self._limits.open_seconds, file.written_at + self._limits.idle_seconds)
 
     def next_due_at(self) -> float | None:
-        """Returns when to finish the first file; None if there is none."""
+        """Returns when to finish the next file; None if there is none."""
         return min(map(self.due_at, self._files.values()), default=None)
 
     def remove(self, file: OpenFile) -> None:
         del self._files[file.directory]
 
     def bound_memory(self) -> None:
-        """Writes the largest buffers while all of them together use too much memory."""
+        """Writes the largest buffers until all of them together are within the limit."""
         buffered = sum(file.buffered_bytes for file in self._files.values())
         while buffered > BUFFERED_BYTES_MAX:
             largest = max(self._files.values(), key=lambda file: file.buffered_bytes)

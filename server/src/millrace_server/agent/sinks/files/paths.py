@@ -15,9 +15,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read_time(text: str) -> int | None:
-    """Parses a header's time; returns whole seconds since 1970, or None if it is no time within the calendar.
+    """Parses a time in a header; returns whole seconds since 1970, or None if it is not a valid time.
 
-    The text is milliseconds since 1970, or an ISO 8601 date and time; without an offset it is UTC.
+    The text is milliseconds since 1970, or an ISO 8601 date and time, in UTC if it has no offset.
     """
     try:
         seconds = int(text) // 1_000 if text.isdecimal() else _seconds_of(datetime.fromisoformat(text))
@@ -32,7 +32,7 @@ def _seconds_of(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(seconds=1)
 
 
-# One day less than Python's calendar at both ends, which leaves room for the time zones.
+# One day less than Python's calendar at both ends, which leaves a margin for time zones.
 _SECONDS_MIN = _seconds_of(datetime.min.replace(tzinfo=UTC)) + _DAY_SECONDS
 _SECONDS_MAX = _seconds_of(datetime.max.replace(tzinfo=UTC)) - _DAY_SECONDS
 
@@ -47,7 +47,7 @@ class TimeRule(NamedTuple):
     def format(self, seconds: int, strftime_format: str) -> str:
         """Formats a time, given in whole seconds since 1970."""
         moment = (_EPOCH + timedelta(seconds=seconds)).astimezone(self.zone)
-        # Rounds local time, so that quarters of an hour are those of the local clock in every time zone.
+        # Rounds the local time, so that the result is a round time of the local clock in every time zone.
         passed = moment.hour * 3_600 + moment.minute * 60 + moment.second
         rest = passed % min(self.round_seconds, _DAY_SECONDS)
         return (moment.replace(tzinfo=None, microsecond=0) - timedelta(seconds=rest)).strftime(strftime_format)
@@ -62,7 +62,7 @@ _COMPONENT_BYTES_MAX = 255
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<kind>header|time):(?P<what>[^{}]+)\}|[{}]")
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://")
 _NO_URL = re.compile(r"(?!(?-i:[a-z][a-z0-9+.-]+)://)[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
-"""Would be taken for a local directory: `HDFS://host/x`, `file:/x`."""
+"""Texts such as `HDFS://host/x` and `file:/x`, which would be mistaken for local directories."""
 _TIME_LETTERS = "YymdjHIMSpGVuwUWaAbB%"
 _TIME_DIRECTIVE = re.compile(r"%(.?)", re.DOTALL)
 
@@ -92,7 +92,7 @@ class PathTemplate(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "PathTemplate":
-        """Parses a template, in which `{{` and `}}` stand for braces; raises ValueError if it is invalid."""
+        """Parses a template, in which `{{` and `}}` stand for braces. Raises ValueError if it is invalid."""
         if _NO_URL.match(text):
             sentence = (
                 "a URL begins with a scheme in lower case and two slashes, such as hdfs://host/path or file:///path"
@@ -128,7 +128,7 @@ class PathTemplate(NamedTuple):
     def fill(self, headers: dict[str, str | None], seconds: int | None, rule: TimeRule, missing: str) -> str:
         """Returns the path for events with these headers and this time.
 
-        There is a value for each of `header_keys`; `missing` replaces a missing header or an unknown time.
+        `headers` has an entry for each of `header_keys`; `missing` replaces a missing header or an unknown time.
         """
 
         def show(part: Part) -> str:
@@ -144,10 +144,10 @@ class PathTemplate(NamedTuple):
 
 
 def safe_value(value: str) -> str:
-    """Returns a header's value as part of a file name: without slashes, not hidden, and not too long."""
+    """Returns a header's value as a part of a file name: without slashes, not hidden, and not too long."""
     safe = "".join(letter if letter.isprintable() and letter not in "/\\" else "_" for letter in value)
     if safe.startswith((".", "_")):
-        # Readers such as Spark ignore names with these prefixes; "." and ".." are not valid names.
+        # Readers such as Spark ignore names with these prefixes, and "." and ".." are not valid names.
         safe = "-" + safe[1:]
     return safe.encode(errors="replace")[:VALUE_BYTES_MAX].decode(errors="ignore")
 
@@ -191,7 +191,7 @@ def _time_field(text: str, strftime_format: str) -> TimeField:
 
 
 def _check_components(text: str, parts: Sequence[Part]) -> None:
-    """Checks that the names in a path can never be longer than file systems accept."""
+    """Raises ValueError if a name in a path could be longer than file systems accept."""
     longest = "".join(part if isinstance(part, str) else "v" * VALUE_BYTES_MAX for part in parts)
     for component in longest.split("/"):
         if component == "..":
@@ -204,7 +204,7 @@ def _check_components(text: str, parts: Sequence[Part]) -> None:
 
 
 CACHED_PATHS_MAX = 10_000
-"""Paths that are cached by headers and time."""
+"""The number of paths that are cached, by headers and time."""
 
 
 class PathRules(NamedTuple):
@@ -217,7 +217,7 @@ class PathRules(NamedTuple):
     missing: str
     """Replaces a header or a time that an event does not have."""
     is_clock_used: bool
-    """Whether an event without a time gets the current one."""
+    """Whether the current time is used for an event without a time."""
 
 
 class Partitioner:
@@ -236,7 +236,7 @@ class Partitioner:
             return {self._path_of(seconds, *constants): range(chunk.count)}
         columns = [chunk.header_values(key) for key in self._keys]
         times = seconds if isinstance(seconds, list) else [seconds] * chunk.count
-        # Groups by headers and time first: many events have the same, and a path costs more than a comparison.
+        # Groups by headers and time first: many events have the same, and creating a path is slower than comparing.
         rows_by_values: dict[tuple[Any, ...], list[int]] = {}
         for row, values in enumerate(zip(times, *columns, strict=True)):
             rows_by_values.setdefault(values, []).append(row)
@@ -251,7 +251,7 @@ class Partitioner:
         return dict(rows_by_path)
 
     def _seconds(self, chunk: EventChunk) -> "int | list[int | None] | None":
-        """Returns one time for all events if it is the same, else the time of each."""
+        """Returns the time of all events if it is the same, otherwise the time of each."""
         if not self._rules.template.has_time:
             return None
         now = int(self._clock()) if self._rules.is_clock_used else None

@@ -1,4 +1,4 @@
-"""The sink `files` at work: it takes deliveries, writes their events into files, and settles finished deliveries."""
+"""The sink `files`, which takes deliveries, writes their events into files, and settles finished deliveries."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -12,19 +12,19 @@ from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.errors import MillraceError
 
 SPACE_CHECK_SECONDS = 1.0
-"""How often a sink that waits for more events checks whether producers wait for the space that it holds."""
+"""How often a sink that waits for more events checks whether producers wait for the space of its unsettled events."""
 
 _FLUSH_WAIT_SECONDS = 0.02
-"""After a request to flush, no event within this time means that there is nothing more to take."""
+"""After a flush was requested, the channel counts as empty if no event arrives within this time."""
 
 CLOSE_SECONDS = 2.0
-"""How long the end of a run waits for file operations."""
+"""How long a run waits for file operations when it ends."""
 
 ResultT = TypeVar("ResultT")
 
 
 class FilesSinkSettings(NamedTuple):
-    """Settings of a sink besides those of its files."""
+    """Settings of a sink, apart from those of its files."""
 
     name: str
     target: str
@@ -32,7 +32,7 @@ class FilesSinkSettings(NamedTuple):
     join_events_max: int
     """Small deliveries are joined up to this many events."""
     stall_seconds: float
-    """A file system that takes longer for one operation counts as not responding."""
+    """A file system that takes longer for an operation counts as not responding."""
 
 
 class FilesSink:
@@ -45,8 +45,8 @@ class FilesSink:
     async def run(self, reader: ChannelReader) -> None:
         """Takes deliveries until there are no more; then finishes and settles everything.
 
-        Raises ComponentError if the files cannot be written now: unfinished ones are removed, and the next run writes
-        them. Raises MillraceError if the channel cannot be read, or deliveries cannot be settled, now.
+        Raises ComponentError if the files cannot be written now: unfinished files are removed, and the next run writes
+        their events. Raises MillraceError if the channel cannot be read, or deliveries cannot be settled, now.
         """
         thread = WorkerThread(f"files-{self._settings.name}")
         files = self._make_files()
@@ -111,11 +111,11 @@ class _Run:
         finally:
             flush_requested.cancel()
             if not taking.cancel() and not taking.cancelled():
-                # Retrieves an error that is not reported here: the next run meets it again if it lasts.
+                # Retrieves an error that is not reported here: if it persists, the next run gets it again.
                 taking.exception()
 
     def _wait_seconds(self) -> float | None:
-        """Returns how long to wait for more events; None: without end."""
+        """Returns how long to wait for more events; None: indefinitely."""
         if not self._unsettled:
             return None
         if self._reader.flush_requested.is_set():
@@ -136,14 +136,14 @@ class _Run:
         return delivery
 
     async def _write(self, delivery: Delivery) -> None:
-        # Not on the files' thread: the channel's columns belong to the event loop. They are in memory.
+        # Not on the files' thread, since the channel's columns, which are in memory, belong to the event loop.
         batches = [(batch.first_sequence, batch.window.columns()) for batch in delivery.batches]
         channel_id = delivery.channel_id
         number = self._unsettled.add(delivery)
         now = self._clock()
         await self._settle(await self.call(partial(self._files.write, number, channel_id, batches, now)))
         if self._reader.is_recovering:
-            # Only a finished file shows that the outage is over; the next one may be due in minutes.
+            # Only a finished file shows that the outage is over, and otherwise the next one may take minutes.
             await self._settle(await self.call(self._files.finish_all))
         while self._unsettled.exceeds(self._reader.unsettled_limits()):
             await self._settle(await self.call(partial(self._files.finish_delivery, self._unsettled.oldest)))
@@ -153,7 +153,7 @@ class _Run:
             await self._settle(await self.call(partial(self._files.roll, self._clock())))
 
     async def _finish_if_wanted(self) -> None:
-        """Finishes all files if there is nothing more to take, and a flush or a producer waits for that."""
+        """Finishes all files, when there is nothing more to take, if a flush was requested or a producer waits."""
         if self._unsettled and (self._reader.flush_requested.is_set() or self._reader.is_space_awaited):
             await self._settle(await self.call(self._files.finish_all))
 
@@ -166,7 +166,7 @@ class _Run:
 
 
 async def _settle_all(deliveries: Sequence[Delivery]) -> None:
-    """Settles deliveries concurrently, so that their commits share a sync of the channel's log."""
+    """Settles deliveries concurrently, so that their commits share an fsync of the channel's log."""
     outcomes = await asyncio.gather(*(delivery.settle() for delivery in deliveries), return_exceptions=True)
     for outcome in outcomes:
         if outcome is not None:

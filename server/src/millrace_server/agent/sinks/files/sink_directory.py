@@ -1,6 +1,6 @@
 """The directory of a sink of type `files` for its own state: its lock, its identity, and its receipts.
 
-A receipt says which events are in which finished file. It is deleted once the channel has settled these events.
+A receipt lists the events in a finished file. It is deleted once the channel has settled these events.
 """
 
 import fcntl
@@ -23,8 +23,8 @@ _CONFIRMED_SUFFIX = ".kept.json"
 class SinkDirectory:
     """A directory that only one run of a sink uses at a time.
 
-    A run whose file system hung may still be writing its last file long after the next run has begun; the lock keeps
-    them apart.
+    A run whose file system hangs may still be writing its last file long after the next run has begun; the lock
+    excludes this.
     """
 
     def __init__(self, path: Path, sink_name: str) -> None:
@@ -35,7 +35,7 @@ class SinkDirectory:
     def open(self) -> str:
         """Locks the directory until `close`; returns the identity of the sink, which is unique and never changes.
 
-        Raises ComponentError if an earlier run is still at work.
+        Raises ComponentError if an earlier run is still active.
         """
         make_directories(self.path)
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -65,7 +65,7 @@ class SinkDirectory:
 
 
 class FileReceipt(NamedTuple):
-    """Which events a file holds."""
+    """The events in a file."""
 
     path: str
     file_bytes: int
@@ -82,7 +82,7 @@ class ReceiptStore:
     """The receipts of one sink, one file each.
 
     A receipt is PREPARED before its file gets its final name, and CONFIRMED afterwards. If a crash left it prepared, it
-    counts as confirmed if its file is there. A confirmed one stays valid even if its file was moved away since.
+    counts as confirmed if its file exists. A confirmed receipt remains valid even if its file is moved away later.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -90,7 +90,7 @@ class ReceiptStore:
         self._next_number = 1
 
     def open(self) -> "list[tuple[Path, FileReceipt, bool]]":
-        """Reads the receipts; returns each with its own path, and whether it is confirmed."""
+        """Reads the receipts; returns the path of each, its content, and whether it is confirmed."""
         make_directories(self._directory)
         for begun in self._directory.glob("*.tmp"):
             begun.unlink()
@@ -109,7 +109,7 @@ class ReceiptStore:
         return path
 
     def confirm(self, path: Path) -> Path:
-        # Not synced: after a power failure `open` finds the same by the finished file.
+        # Not fsynced: after a power failure, `open` comes to the same result because the file exists.
         return path.rename(path.with_name(path.name.removesuffix(_PREPARED_SUFFIX) + _CONFIRMED_SUFFIX))
 
     def delete(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Targets: where finished files go, on this machine or in another file system."""
+"""Targets of finished files, on this machine or in another file system."""
 
 import errno
 import shutil
@@ -10,29 +10,29 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 from millrace_server.files import make_directories
 
 STAGING_DIRECTORY = ".millrace"
-"""The directory of unfinished files, below the common directory of a sink's files; readers ignore hidden names."""
+"""The directory of unfinished files below the common directory of a sink's files; readers ignore hidden names."""
 
 
 class FileTarget(Protocol):
     """Publishes finished files. All methods may block, and may raise OSError."""
 
     staging: Path
-    """The directory on this machine in which files are written."""
+    """The directory on this machine in which unfinished files are written."""
 
     def open(self, owner: str) -> None:
-        """Prepares the target, and removes what an earlier run of the same sink, the owner, left unfinished."""
+        """Prepares the target, and removes unfinished files of an earlier run of the same owner, which is a sink."""
 
     def create(self, staged: Path) -> BinaryIO:
         """Creates a file in `staging`, and opens it for writing."""
 
     def publish(self, staged: Path, path: str) -> None:
-        """Gives a synced file in `staging` its final name, durably. No reader sees a partial file under that name.
+        """Gives an fsynced file in `staging` its final name, durably. No reader sees a partial file under that name.
 
-        Raises FileExistsError if the name is taken now, and nothing was changed. Not every file system detects this.
+        Raises FileExistsError, without a change, if the name is in use. Not every file system detects this.
         """
 
     def size_of(self, path: str) -> int | None:
-        """Returns the size of a file in bytes; None if there is no file of that name."""
+        """Returns the size of a file in bytes; None if it does not exist."""
 
     def close(self) -> None:
         """Removes its directory of unfinished files if it is empty."""
@@ -53,9 +53,9 @@ class FileSystem(NamedTuple):
 
 
 def open_file_system(url: str, options: Mapping[str, Any]) -> FileSystem:
-    """Opens the file system of a URL.
+    """Opens the file system of a URL, below which all files will be.
 
-    HDFS and S3 use pyarrow, which includes everything that they need except Hadoop itself.
+    HDFS and S3 use pyarrow, which needs no further libraries except for Hadoop's own.
     """
     import fsspec
 
@@ -79,7 +79,7 @@ class RemoteTarget:
     """Publishes files in another file system: HDFS, S3, or any other that fsspec supports.
 
     Files are written on this machine and uploaded as a whole. An upload to S3 becomes visible when it is complete, so
-    it uses the final name directly. Elsewhere it uses a hidden name, which is renamed.
+    it uses the final name directly. Uploads to other file systems use a hidden name, and are then renamed.
     """
 
     def __init__(self, make: Callable[[], FileSystem], root: str, staging: Path) -> None:
@@ -100,7 +100,7 @@ class RemoteTarget:
     def _open(self) -> None:
         self._files, self._path_of = self._make()
         if self._is_put_atomic:
-            # Checks only that it responds; S3 needs no directories, and has no partial files to remove.
+            # Only checks that it responds: S3 needs no directories, and has no partial files to remove.
             self._files.exists(self._path_of(self._root))
             return
         parts = self._path_of(self._parts)
@@ -127,7 +127,7 @@ class RemoteTarget:
             with staged.open("rb") as source, self._files.open(final, "wb") as copy:
                 shutil.copyfileobj(source, copy, _COPY_BYTES)
         except BaseException:
-            # If reading failed, closing the copy has published a partial file.
+            # If reading failed, a partial file was published when the copy was closed.
             with suppress(Exception):
                 self._files.rm_file(final)
             raise
@@ -147,7 +147,7 @@ class RemoteTarget:
             shutil.rmtree(self.staging)
 
     def _call(self, work: Callable[[], ResultT]) -> ResultT:
-        """Calls the file system, whose errors may be of any type; raises OSError for them."""
+        """Calls the file system, whose errors may have any type, and raises OSError instead."""
         try:
             return work()
         except OSError:

@@ -1,4 +1,4 @@
-"""Writers of file formats, and the formats that are streams: text and JSON lines."""
+"""The interface of file formats' writers, and the writers of text and JSON lines."""
 
 import zlib
 from abc import ABC, abstractmethod
@@ -19,25 +19,25 @@ class EventWriter(ABC):
     """Writes events into one open file; the caller closes the file."""
 
     buffered_bytes: int = 0
-    """About how many bytes are buffered in memory; 0 if that is negligible."""
+    """Approximately how many bytes are buffered in memory; 0 if that is negligible."""
 
     @abstractmethod
     def write(self, chunk: EventChunk, rows: Rows) -> None:
         """Writes some events of a chunk."""
 
     def write_buffered(self) -> None:  # noqa: B027 - most formats have no buffer
-        """Writes buffered events, as far as the format can without ending the file."""
+        """Writes buffered events, as far as the format permits without ending the file."""
 
     def finish(self) -> None:
-        """Writes the rest; then the file is complete."""
+        """Writes the remaining data, which completes the file."""
         self.write_buffered()
 
     def discard(self) -> None:  # noqa: B027 - most formats have nothing to release
-        """Releases what it holds; the file is not needed any more. Never raises."""
+        """Releases its resources without completing the file. Never raises."""
 
 
 class StreamWriter(EventWriter):
-    """Writes one event after another, compressed as a whole, so that the usual tools can decompress the file."""
+    """Writes one event after another, compressed as a single stream, so that the usual tools can decompress it."""
 
     def __init__(self, file: BinaryIO, compression: Compression) -> None:
         self._file = file
@@ -78,7 +78,7 @@ class TextWriter(StreamWriter):
 class JsonWriter(StreamWriter):
     """Writes a line of JSON for each event: `{"sequence": 1, "headers": {"host": "web-1"}, "body": "..."}`.
 
-    A body that is not UTF-8 is stored as `body_base64` instead of `body`: every event can be written unchanged.
+    A body that is not UTF-8 is stored as `body_base64` instead of `body`, so that no event is changed.
     """
 
     def __init__(self, file: BinaryIO, compression: Compression, *, is_body_text: bool) -> None:
@@ -106,7 +106,7 @@ class JsonWriter(StreamWriter):
 
 
 def _header_texts(chunk: EventChunk, rows: Rows) -> Iterator[str]:
-    """Returns each event's headers as the members of a JSON object."""
+    """Returns the headers of each event as members of a JSON object."""
     columns: list[Sequence[str | None]] = []
     for key, values in chunk.headers.items():
         name = encode_basestring(key)
