@@ -1,6 +1,6 @@
-"""A minimal HTTP client: one kept connection, one request after another.
+"""A minimal HTTP client with one persistent connection, which sends one request after another.
 
-Not httpx: with it a request cost about seven times the processor time. This client also knows whether a byte of the
+With httpx, a request took about seven times as much processor time. This client also knows whether any byte of the
 response had arrived when a connection broke, and reads no more of a response than it needs.
 """
 
@@ -29,11 +29,11 @@ class HttpResponse(NamedTuple):
 
 
 class HttpConnectionError(Exception):
-    """Raised without a response; the message is the reason. The outcome of the request is unknown."""
+    """Raised if there is no response; the message is the reason. The outcome of the request is unknown."""
 
 
 class _ClosedError(HttpConnectionError):
-    """Raised when a connection was closed before a byte of a response arrived."""
+    """Raised when a connection was closed before any byte of a response arrived."""
 
 
 class HttpClient:
@@ -50,7 +50,7 @@ class HttpClient:
         self._connection: _Connection | None = None
 
     async def post(self, headers: Sequence[tuple[str, str]], body: bytes) -> HttpResponse:
-        """Sends a request and reads the response; raises HttpConnectionError if there is none.
+        """Sends a request and reads the response. Raises HttpConnectionError if there is none.
 
         A caller that cancels this must close the client.
         """
@@ -62,7 +62,7 @@ class HttpClient:
         except _ClosedError:
             if not is_reused:
                 raise
-            # The server closed an idle connection, as it may at any time.
+            # The server closed an idle connection, which it may do at any time.
             return await self._exchange(request, body)
 
     async def _exchange(self, request: h11.Request, body: bytes) -> HttpResponse:
@@ -103,10 +103,10 @@ class _Connection:
     async def exchange(self, request: h11.Request, body: bytes) -> HttpResponse:
         self._has_response_begun = False
         if self._writer.is_closing():
-            # It broke while it was idle; uvloop's transports treat a write to them as a bug.
+            # It broke while it was idle; uvloop treats a write to such a transport as a bug.
             raise _ClosedError("the connection was closed before the request was sent")
         for event in (request, h11.Data(data=body), h11.EndOfMessage()):
-            # Not drained: a server may respond, and refuse, before it has read everything.
+            # Not drained: a server may refuse a request before it has read all of it.
             self._writer.write(self._http.send(event) or b"")
         try:
             return await self._read_response()
@@ -139,7 +139,7 @@ class _Connection:
         return event
 
     def is_reusable(self) -> bool:
-        """Whether another request may follow; prepares for it."""
+        """Whether another request may follow; if so, prepares for it."""
         if self._reader.at_eof() or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
             return False
         self._http.start_next_cycle()

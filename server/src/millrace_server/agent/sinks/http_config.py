@@ -24,19 +24,19 @@ _Status = Annotated[str, Field(pattern=r"^(?:[2-5](?:[0-9]{2}|xx))$")]
 _HeaderName = Annotated[str, Field(pattern=r"^(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+)$")]
 _HeaderValue = Annotated[str, Field(pattern=r"^(?:[!-~]([ -~]*[!-~])?)$")]
 
-# Statuses about the address, the credentials or a temporary condition, not about the events.
+# Statuses that concern the address, the credentials or a temporary condition, not the events.
 _RETRIED = {401, 403, 404, 405, 407, 408, 425, 429}
 
 
 def split_url(text: str) -> SplitResult:
-    """Returns the parts of a URL; raises ValueError with a sentence about the setting if it is no HTTP URL."""
+    """Returns the parts of a URL. Raises ValueError with a sentence about the setting if it is not an HTTP URL."""
     parts = _split(text) if _URL.fullmatch(text) else None
     if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname or "#" in text:
         raise ValueError(
             f'is {shown_value(shown_url(text))}; it must be an HTTP URL in ASCII, such as "https://example.com/events"'
         )
     if parts.username is not None:
-        # The URL is not shown here: it contains a secret.
+        # The message does not show the URL, which contains a secret.
         raise ValueError("has a user name before its host; use headers.Authorization for credentials")
     return parts
 
@@ -52,7 +52,7 @@ def _split(text: str) -> SplitResult | None:
 
 
 def shown_url(text: str) -> str:
-    """Returns a URL without its query, which may hold a secret."""
+    """Returns a URL without its query, which may contain a secret."""
     return text.partition("?")[0]
 
 
@@ -60,9 +60,9 @@ class HttpSinkConfig(SinkConfig):
     """A sink that posts events to a URL.
 
     Each request has an `Idempotency-Key` that identifies its events. Events of an accepted request are not sent again,
-    and a request without a response is repeated unchanged. So a receiver that remembers keys stores each event once;
-    a receiver that does not may store some twice. After a crash of the sink's own server, events that were being sent
-    may be repeated in other requests, and be stored twice in either case.
+    and a request without a response is repeated unchanged. So a receiver that remembers keys stores each event once; a
+    receiver that does not may store some events twice. After a crash of the sink's own server, events that were being
+    sent may be repeated in other requests, and may then be stored twice in either case.
     """
 
     type: Literal["http"]
@@ -72,8 +72,8 @@ class HttpSinkConfig(SinkConfig):
     """The URL; redirects are not followed."""
 
     format: Format = "json"
-    """`json`: an array of all events in a delivery, as a source of type `http` expects it. `json_lines`: the same, one
-    event per line. `single`: a request for each event, with its body only."""
+    """`json`: an array of all events in a delivery, as a source of type `http` expects it. `json_lines`: the same
+    objects, one per line. `single`: a request for each event, with only its body."""
 
     headers: dict[_HeaderName, Secret[_HeaderValue]] = Field(default_factory=dict)
     """Headers of each request, such as `Authorization` or another `Content-Type`; their values are never shown."""
@@ -82,7 +82,7 @@ class HttpSinkConfig(SinkConfig):
     """How the requests' bodies are compressed."""
 
     request_bytes_max: ByteSize = Field(MIB, ge=1, le=GIB)
-    """Bytes of the events' bodies in a request, before encoding; a larger event is sent alone."""
+    """The maximum bytes of the events' bodies in a request, before encoding; a larger event is sent alone."""
 
     connect_seconds_max: float = Field(10.0, gt=0, le=3_600, allow_inf_nan=False)
     """How long connecting may take."""
@@ -99,7 +99,8 @@ class HttpSinkConfig(SinkConfig):
     """
 
     ca_file: str | None = Field(None, min_length=1)
-    """The certificate authorities for the receiver's certificate, in PEM; by default those of the system."""
+    """File of the CA certificates, in PEM, for verifying the receiver's certificate; by default the operating
+    system's."""
 
     @field_validator("headers")
     @classmethod
@@ -112,7 +113,7 @@ class HttpSinkConfig(SinkConfig):
         return headers
 
     def verdict(self, status: int) -> Verdict:
-        """Returns what happens to the events of a request that got a status."""
+        """Returns what to do with the events of a request that got this status."""
         named = self.statuses.get(str(status)) or self.statuses.get(f"{status // 100}xx")
         if named is not None:
             return named

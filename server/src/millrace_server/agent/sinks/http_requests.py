@@ -1,4 +1,4 @@
-"""Requests of the sink `http`: their bodies, their idempotency keys, and which events they must carry."""
+"""Requests of the sink `http`: their bodies, their idempotency keys, and the choice of their events."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def encode(batches: Sequence[StoredBatch], form: Format, *, is_compressed: bool) -> bytes:
-    """Returns the body of a request with these events; for `single` there is one event."""
+    """Returns the body of a request with these events; with `single`, there must be one event."""
     if form == "single":
         [(_, body)] = _rows(batches)
     elif form == "json_lines":
@@ -34,8 +34,8 @@ def encode(batches: Sequence[StoredBatch], form: Format, *, is_compressed: bool)
 
 
 def idempotency_key(channel_id: str, batches: Sequence[StoredBatch]) -> str:
-    """Returns the key of these events; no other events ever have it."""
-    # The same ranges however the events were cut into batches.
+    """Returns the key of these events, which no other events ever have."""
+    # The ranges do not depend on how the events are split into batches.
     sequences = IntervalSet()
     for batch in batches:
         sequences.add(batch.first_sequence, batch.end_sequence - 1)
@@ -56,9 +56,9 @@ def _json(headers: dict[str, str], body: bytes) -> bytes:
 
 
 class RequestPlanner:
-    """Cuts deliveries into requests, and leaves out events that the receiver has accepted already.
+    """Splits deliveries into requests, without events that the receiver has already accepted.
 
-    Remembers the outcomes of one channel's requests for the life of the process.
+    It remembers the outcomes of a channel's requests until the process ends.
     """
 
     def __init__(self, *, is_single: bool) -> None:
@@ -70,8 +70,8 @@ class RequestPlanner:
     def requests(self, channel_id: str, batches: Sequence[StoredBatch]) -> Iterator[Sequence[StoredBatch]]:
         """Yields the events of each request.
 
-        A request without a response is repeated with the same events if they are all there, so that the receiver
-        recognizes its key.
+        A request without a response is repeated with the same events if the delivery contains all of them, so that the
+        receiver recognizes the key.
         """
         if channel_id != self._channel_id or len(self._accepted) > _INTERVALS_MAX:
             self._channel_id = channel_id
@@ -99,7 +99,7 @@ class RequestPlanner:
         return repeated, new
 
     def record_sent(self, request: Sequence[StoredBatch]) -> None:
-        """Records that a request is being sent; from now on its outcome is in doubt."""
+        """Records that a request is being sent; its outcome is then in doubt."""
         self._in_doubt = (request[0].first_sequence, request[-1].end_sequence - 1)
 
     def record_rejected(self) -> None:

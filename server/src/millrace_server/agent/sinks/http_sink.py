@@ -1,4 +1,4 @@
-"""The sink `http` at work: it posts deliveries, and settles each once all its requests were accepted."""
+"""The sink `http`, which posts deliveries, and settles each once all its requests have been accepted."""
 
 import asyncio
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class HttpSink:
 
 
 def _retry_seconds(retry_after: str | None) -> float | None:
-    """Returns the delay that the header requests, in seconds or by a date; None if it has neither."""
+    """Returns the delay that `Retry-After` requests, in seconds or as a date; None if it is neither."""
     if retry_after is None:
         return None
     if retry_after.isascii() and retry_after.isdecimal():

@@ -1,4 +1,4 @@
-"""The sink `logger`: writes events to the server's log, for trying things out."""
+"""The sink `logger`, which writes events to the server's log, for testing."""
 
 import asyncio
 import time
@@ -21,10 +21,11 @@ class LoggerSinkConfig(NonRejectingSinkConfig):
     """Logs each event: its sequence, its headers, and the start of its body."""
 
     bytes_max: int = Field(256, ge=0, le=1_000)
-    """Number of bytes of a body that are logged."""
+    """The number of bytes of a body that are logged."""
 
     events_per_second_max: int | None = Field(None, ge=1, le=1_000_000)
-    """Further events are only counted; they leave the channel as well."""
+    """The maximum number of events that are logged per second. Further events leave the channel too, but are only
+    counted."""
 
     def make(self, context: SinkContext) -> Sink:
         return LoggerSink(context.name, self)
@@ -42,7 +43,7 @@ class LoggerSink(BatchSink):
         self._suppressed_count = 0
 
     async def write(self, batches: Sequence[StoredBatch]) -> None:
-        # On a thread, since the log may be a pipe with a slow reader.
+        # On a thread, since the log may be a pipe whose reader is slow.
         await asyncio.to_thread(self._log_all, batches)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The interface of all sinks, and the two smallest ones: `custom` and `null`."""
+"""The sink interface and the settings that all sinks share; the sinks `custom` and `null`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from millrace_server.channels.batches import StoredBatch
 
 
 class SinkContext(NamedTuple):
-    """What a sink is created with besides its configuration."""
+    """The context of a sink, apart from its configuration."""
 
     name: str
     """Its name in the configuration."""
@@ -24,13 +24,13 @@ class SinkContext(NamedTuple):
 
 
 class Sink(Protocol):
-    """Delivers events to somewhere else."""
+    """Delivers events to another system."""
 
     async def run(self, reader: ChannelReader) -> None:
         """Takes deliveries and settles them until the reader returns None.
 
-        Deliveries that are neither settled nor nacked when this ends are nacked. It is cancelled if it does not stop in
-        time, and may be run again after it has raised or was cancelled.
+        Deliveries that are still open when this ends are nacked. It is cancelled if it does not stop in time, and may
+        be run again after it has raised or was cancelled.
 
         Raises ComponentError if it cannot work now; it is run again later. Raises ComponentFailedError if it cannot
         work until an operator changes something.
@@ -43,7 +43,7 @@ _CLASSES = {
     "kafka": "millrace_server.agent.sinks.kafka.sink:KafkaSink",
     "millrace": "millrace_server.agent.sinks.millrace.sink:ForwardingSink",
 }
-"""The classes of sinks that are imported on their first use, by type."""
+"""The classes of sinks that are imported on first use, by type."""
 
 
 def sink_class(type_name: str) -> Callable[..., Sink]:
@@ -53,7 +53,7 @@ def sink_class(type_name: str) -> Callable[..., Sink]:
 
 
 class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
-    """Settings of sinks of every type."""
+    """Settings of every sink."""
 
     channel: KnownChannelName
     """The channel to take events from."""
@@ -93,7 +93,7 @@ class NonRejectingSinkConfig(SinkConfig, ABC):
 
 
 class BatchSink(ABC):
-    """A sink that completes each delivery before it takes the next."""
+    """A sink that completes each delivery before it takes the next one."""
 
     async def run(self, reader: ChannelReader) -> None:
         await self.open()
@@ -109,25 +109,25 @@ class BatchSink(ABC):
             await self.close()
 
     async def open(self) -> None:  # noqa: B027 - most sinks have nothing to open
-        """Prepares for `write`; raises ComponentError if that is not possible."""
+        """Prepares for `write`. Raises ComponentError if that is not possible."""
 
     @abstractmethod
     async def write(self, batches: Sequence[StoredBatch]) -> None:
-        """Makes the events safe elsewhere; they leave the channel once this returns.
+        """Writes the events durably to another system; they leave the channel once this returns.
 
         Raises EventsRejectedError if some events can never be written: these are found and stored as dead letters.
         Raises ComponentError if no events can be written now.
         """
 
     async def close(self) -> None:  # noqa: B027 - most sinks have nothing to close
-        """Releases what `open` has acquired."""
+        """Releases the resources that `open` acquired."""
 
 
 class CustomSinkConfig(SinkConfig):
-    """A sink that is created by a user's factory."""
+    """A sink created by the user's factory."""
 
     type: Literal["custom"]
-    """A user's own."""
+    """A user-defined sink."""
 
     factory: FactoryPath
     """Called with the sink's context (`name`, `directory`) and `options`; returns the sink."""

@@ -17,7 +17,7 @@ HeaderName = Annotated[str, Field(min_length=1)]
 class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
     """A sink that produces events to Kafka topics, in transactions that also commit its position in the channel.
 
-    Consumers with `isolation.level = read_committed` see each event once. The events of a partition keep the channel's
+    Consumers with `isolation.level = read_committed` see each event once. Within a partition, events keep the channel's
     order.
     """
 
@@ -34,8 +34,8 @@ class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
     """Produces to Kafka topics."""
 
     topic: TopicName
-    """The topic of events without `topic_header`. The sink's position in the channel is stored as the offset of
-    partition 0 of this topic, in the group with the name of the transactional id."""
+    """The topic for events without `topic_header`. The sink's position in the channel is stored as the offset of
+    partition 0 of this topic, in a consumer group with the name of the transactional id."""
 
     topic_header: HeaderName | None = None
     """The header with an event's topic, such as `kafka.topic`. Topics must exist, or the brokers must create them."""
@@ -44,16 +44,16 @@ class KafkaSinkConfig(KafkaClientConfig, SinkConfig):
     """The header with the record's key; events with the same key go to the same partition."""
 
     partition_header: HeaderName | None = None
-    """The header with the number of the partition; without it, the partition is chosen by the key or at random."""
+    """The header with the number of the partition; by default, the partition is chosen by the key or at random."""
 
     timestamp_header: HeaderName | None = "kafka.timestamp"
-    """The header with the record's timestamp, in milliseconds since 1970; without it, the time at which it is
-    produced."""
+    """The header with the record's timestamp, in milliseconds since 1970; an event without it gets the time at which it
+    is produced."""
 
     header_prefix: str = DEFAULT_PREFIX
-    """The prefix of the names of the headers with which a source of type `kafka` describes a record. They do not become
-    headers of the new record, but `tombstone` and `base64` (after the prefix) restore a null value, and bytes
-    that are not UTF-8."""
+    """The prefix of the headers with which a source of type `kafka` describes a record. These headers do not become
+    headers of the new record, but `tombstone` and `base64` (after the prefix) restore a null value, and bytes that are
+    not UTF-8."""
 
     transactional_id_prefix: str = Field("millrace-", min_length=1, max_length=100, pattern=r"^[a-zA-Z0-9._-]+$")
     """The prefix of the transactional id, followed by the channel's id and the sink's name. The brokers must permit

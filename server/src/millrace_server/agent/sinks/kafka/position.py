@@ -22,7 +22,7 @@ class UnknownPositionError(ValueError):
 
 
 class ChannelPosition:
-    """Which events of a channel were sent."""
+    """The events of a channel that were sent."""
 
     def __init__(self, next_sequence: int = 1) -> None:
         self._sent = IntervalSet()
@@ -31,7 +31,7 @@ class ChannelPosition:
 
     @classmethod
     def parse(cls, offset: int, metadata: str) -> "ChannelPosition":
-        """Returns the position of an offset and its metadata; raises UnknownPositionError."""
+        """Returns the position that an offset and its metadata describe. Raises UnknownPositionError."""
         position = cls(offset)
         if not metadata.startswith(_MARK):
             raise UnknownPositionError(f"the metadata of offset {offset} is {metadata[:100]!r}")
@@ -59,7 +59,7 @@ class ChannelPosition:
         return self._sent.gaps(1, self.next_sequence - 1)
 
     def after(self, batches: Iterable[StoredBatch], oldest_sequence: int) -> "ChannelPosition":
-        """Returns the position once these events are sent; those below the channel's oldest one count as sent."""
+        """Returns the position after these events are sent; events below the channel's oldest one count as sent."""
         position = ChannelPosition()
         position._sent = self._sent.copy()
         if oldest_sequence > 1:

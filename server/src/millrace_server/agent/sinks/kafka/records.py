@@ -1,4 +1,4 @@
-"""Events as the records that are produced."""
+"""The conversion of events to the records that are produced."""
 
 import json
 from base64 import b64decode
@@ -17,7 +17,7 @@ _Headers = list[tuple[str, str | bytes | None]] | None
 
 ANY_PARTITION = -1
 NOW = 0
-"""The timestamp that stands for the time of producing."""
+"""The timestamp that means the time at which a record is produced."""
 
 _PARTITION_MAX = (1 << 31) - 1
 _TIMESTAMP_MAX = (1 << 63) - 1
@@ -28,14 +28,14 @@ Record = tuple[str, bytes | None, bytes | None, int, int, _Headers]
 
 
 class RecordWriter:
-    """Makes records of events, a column at a time."""
+    """Converts events to records, a column at a time."""
 
     def __init__(self, config: KafkaSinkConfig) -> None:
         self._config = config
         self._names = config.names
 
     def records(self, encoded: Buffer) -> Iterator[Record]:
-        """Returns the records of serialized columns; raises EventsRejectedError at one that no broker would take."""
+        """Returns the records of serialized columns. Raises EventsRejectedError at a record that Kafka cannot store."""
         columns = event_pb2.EventColumns.FromString(encoded)  # type: ignore[arg-type] # stubs know bytes only
         count = columns.count
         cells = {header.key: _cells(header, count) for header in columns.headers}
@@ -45,7 +45,7 @@ class RecordWriter:
         def column(header: str | None) -> _Cells | None:
             return None if header is None else cells.get(header)
 
-        # Tuples, since making an object of each of them takes longer than producing it.
+        # Tuples, since creating an object for each record takes longer than producing it.
         rows = zip(
             self._topics(column(config.topic_header)),
             self._values(columns, cells.get(self._names.tombstone)),
@@ -53,13 +53,13 @@ class RecordWriter:
             _numbers(column(config.partition_header), ANY_PARTITION, config.partition_header, _PARTITION_MAX),
             _numbers(column(config.timestamp_header), NOW, config.timestamp_header, _TIMESTAMP_MAX),
             _header_lists({key: values for key, values in cells.items() if key not in self._names}, count),
-            # Some repeat without end.
+            # Some iterators are infinite.
             strict=False,
         )
         return cast("Iterator[Record]", rows)
 
     def _restore_bytes(self, cells: dict[str, _Cells]) -> None:
-        """Decodes the headers that a source of type `kafka` has marked as Base64."""
+        """Decodes the headers that a source of type `kafka` has encoded in Base64."""
         for index, mark in enumerate(cells.get(self._names.base64, ())):
             if mark is None:
                 continue
@@ -75,7 +75,7 @@ class RecordWriter:
     def _topics(self, values: _Cells | None) -> Iterator[str]:
         if values is None:
             return repeat(self._config.topic)
-        # Names are checked where they are used first.
+        # Names are checked when they are first used.
         return (self._config.topic if value is None else value.decode(errors="replace") for value in values)
 
     @staticmethod
@@ -111,7 +111,7 @@ def _numbers(values: _Cells | None, missing: int, header: str | None, highest: i
 
 
 def _number(value: bytes, header: str | None, highest: int) -> int:
-    # Not with `int` alone, which takes signs, spaces, underscores and other scripts.
+    # `int` alone would also accept signs, spaces, underscores and digits of other scripts.
     number = int(value) if value.isdigit() and len(value) <= len(str(highest)) else highest + 1
     if number > highest:
         shown = value[:100].decode(errors="backslashreplace")

@@ -12,14 +12,14 @@ SLOW_SECONDS = 5.0
 """Brokers that have not responded for this long are reported in the sink's state."""
 
 CLOSE_SECONDS = 2.0
-"""How long the end of a run waits for the brokers."""
+"""How long a run waits for the brokers when it ends."""
 
 
 class KafkaSink:
-    """Sends each delivery in a transaction, and settles it once Kafka has committed that.
+    """Sends each delivery in a transaction, and settles it once Kafka has committed the transaction.
 
-    If anything is unsure, the sink begins again: the new producer reads from Kafka what was committed, and what a
-    delivery has of it is settled without being sent.
+    If the outcome of a transaction is uncertain, the sink starts over: the new producer reads from Kafka which events
+    were committed, and these are settled without being sent again.
     """
 
     def __init__(self, config: KafkaSinkConfig, name: str) -> None:
@@ -34,13 +34,13 @@ class KafkaSink:
             await _open(producer, thread, reader)
             await _Run(self._config, reader, thread, producer).until_closed()
         finally:
-            # If the thread is stuck, its transaction ends as it may: the next producer fences this one, and then reads
-            # what has become of it.
+            # If the thread is blocked, its transaction may end either way: the next producer fences this one, and then
+            # reads the outcome.
             await thread.end_with(producer.close, CLOSE_SECONDS)
 
 
 async def _open(producer: TransactionalProducer, thread: WorkerThread, reader: ChannelReader) -> None:
-    """Opens the producer, which takes up to `timeout_seconds` without brokers: the state shows earlier why it waits."""
+    """Opens the producer. Without brokers this takes up to `timeout_seconds`; the state shows the reason earlier."""
     opening = thread.submit(producer.open)
     try:
         done, _ = await asyncio.wait({opening}, timeout=SLOW_SECONDS)
@@ -56,10 +56,10 @@ def _report_slow_brokers(reader: ChannelReader) -> None:
 
 
 class _Run:
-    """One transaction at a time; what is taken in the meantime is joined for the next one.
+    """Sends one transaction at a time; deliveries that arrive in the meantime are joined for the next one.
 
-    Three things are in progress at most: `_taking` the next delivery, deliveries that are `_collected`, and `_sending`
-    those before them.
+    At most three things are in progress: `_taking` the next delivery, deliveries that are `_collected`, and `_sending`
+    the previous ones.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class _Run:
             unfinished = [future for future in (self._taking, self._sending) if future is not None]
             for future in unfinished:
                 future.cancel()
-            # Settles continue if they are cancelled.
+            # Settling continues even if these tasks are cancelled.
             await asyncio.gather(*unfinished, *self._settling, return_exceptions=True)
 
     def _begin_next(self) -> bool:
-        """Begins what can begin now; returns whether anything is in progress."""
+        """Starts whatever can be started now; returns whether anything is in progress."""
         if self._sending is None and self._collected is not None:
             self._in_transaction, self._collected = self._collected, None
             self._sending = asyncio.ensure_future(self._send(self._in_transaction))
@@ -114,7 +114,7 @@ class _Run:
 
     async def _send(self, delivery: Delivery) -> None:
         position = self._producer.position
-        # On the loop: the channel's columns belong to it.
+        # On the event loop, to which the channel's columns belong.
         unsent = [batch.window.columns() for batch in position.unsent(delivery.batches)]
         if unsent:
             reached = position.after(delivery.batches, delivery.oldest_open_sequence)
@@ -134,7 +134,7 @@ class _Run:
             self._settling.add(asyncio.create_task(delivery.settle()))
 
     def _return_taken(self) -> None:
-        """Returns what comes after a rejected delivery, so that the events keep their order."""
+        """Returns the deliveries after a rejected one to the channel, so that the events keep their order."""
         if self._collected is not None:
             self._collected.nack()
             self._collected = None

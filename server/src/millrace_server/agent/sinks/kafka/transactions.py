@@ -26,7 +26,7 @@ _REJECTIONS = {
     KafkaError.INVALID_TIMESTAMP,
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - confluent-kafka's public constants have such names
 }
-"""Errors of single records, which another attempt would meet again."""
+"""Errors of single records, which would occur again in another attempt."""
 
 _TOPIC_REJECTIONS = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -34,7 +34,8 @@ _TOPIC_REJECTIONS = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - see above
 }
-"""Errors of a topic; the sink's own topic is for operators to repair, one that an event names is the event's fault."""
+"""Errors of a topic. An operator must repair the sink's own topic; for the topic in an event's header, the event is
+rejected."""
 
 
 _FENCINGS = {
@@ -50,11 +51,11 @@ _Report = Callable[[KafkaError | None, Message], None]
 class TransactionalProducer:
     """Sends events exactly once.
 
-    `open` ends what an earlier process of the same transactional id had begun: Kafka has either committed it, then the
-    position includes it, or aborts it. And it fences that process off, should it still run.
+    `open` ends the transaction of an earlier process with the same transactional id: either Kafka has committed it, and
+    the position includes it, or Kafka aborts it. It also fences that process, if it is still running.
 
     Attributes:
-        position: The events that are sent.
+        position: The events that were sent.
     """
 
     def __init__(self, config: KafkaSinkConfig, name: str, channel_id: str) -> None:
@@ -86,13 +87,13 @@ class TransactionalProducer:
         self._metadata = self._group.consumer_group_metadata()
 
     def open(self) -> None:
-        """Takes over from an earlier process, and reads the position; raises ComponentError if that is not possible."""
+        """Takes over from an earlier process, and reads the position. Raises ComponentError if that is not possible."""
         try:
             self._producer.init_transactions(self._timeout)
             self._find_topic(self._config.topic)
             self.position = self._read_position()
-            # Shows early what the brokers do not permit, keeps the group's offset from expiring, and shows whether they
-            # keep its metadata.
+            # Shows early whether the brokers permit everything and keep the offset's metadata, and prevents the group's
+            # offset from expiring.
             self._producer.begin_transaction()
             self._commit(self.position)
             self._keeps_metadata = self._committed().metadata == self.position.metadata()
@@ -104,7 +105,7 @@ class TransactionalProducer:
         with suppress(KafkaException):
             self._producer.purge()
             self._producer.abort_transaction(_ABORT_SECONDS)
-        # Not by its `close`, which waits for the brokers without end.
+        # Its `close` would wait for the brokers indefinitely.
         del self._producer
         self._group.close()
 
@@ -113,7 +114,7 @@ class TransactionalProducer:
         if committed.offset == OFFSET_INVALID:
             return ChannelPosition()
         if not committed.metadata:
-            # See `_commit`: without metadata, the sink sends only what leaves no gaps.
+            # See `send`: if brokers keep no metadata, the sink only commits positions without gaps.
             return ChannelPosition(committed.offset)
         try:
             return ChannelPosition.parse(committed.offset, committed.metadata)
@@ -127,10 +128,10 @@ class TransactionalProducer:
         return found
 
     def send(self, batches: Iterable[Buffer], position: ChannelPosition) -> None:
-        """Sends events, as serialized columns, and moves the position with them; both happen or neither.
+        """Sends events, as serialized columns, and advances the position, both or neither.
 
-        Raises EventsRejectedError if one of the events can never be sent; the next `send` may follow. Raises
-        ComponentError if they cannot be sent now, or it is unknown whether they are: only another `open` shows that.
+        Raises EventsRejectedError if one of the events can never be sent; `send` may then be called again. Raises
+        ComponentError if they cannot be sent now, or if it is unknown whether they were, which only `open` shows.
         """
         if position.has_gaps and not self._keeps_metadata:
             raise ComponentError(
@@ -138,7 +139,7 @@ class TransactionalProducer:
                 "channel, and another consumer has taken events that are not settled"
             )
         failure: KafkaException | None = None
-        # Reports about each record take longer than all else, so they are asked for only once a transaction has failed.
+        # Delivery reports take longer than everything else, so they are requested only after a transaction has failed.
         for on_delivery in (None, self._on_delivery):
             self._failed = None
             try:
@@ -176,7 +177,7 @@ class TransactionalProducer:
                             self._producer.poll(_QUEUE_WAIT_SECONDS)
                         else:
                             break
-                # Serves what librdkafka has to report, such as errors of connections.
+                # Serves librdkafka's events, such as connection errors.
                 self._producer.poll(0)
         except KafkaException as error:
             if error.args[0].code() in _REJECTIONS:
@@ -200,7 +201,7 @@ class TransactionalProducer:
             raise self._component_error(error) from None
 
     def _find_topic(self, topic: str) -> None:
-        """Raises EventsRejectedError if there is no topic that an event names; ComponentError for the sink's own."""
+        """Raises EventsRejectedError if an event's topic does not exist; ComponentError if the sink's own does not."""
         is_own = topic == self._config.topic
         if not _TOPIC.fullmatch(topic):
             raise EventsRejectedError(f"{topic[:100]!r} is not the name of a topic")
@@ -213,7 +214,7 @@ class TransactionalProducer:
         raise EventsRejectedError(f"topic {topic}: {described(error)}")
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        # The first one: those after it fail because the transaction has.
+        # Only the first error: later records fail because the transaction has failed.
         if error is not None and self._failed is None:
             self._failed = error, message.topic() or ""
 
@@ -236,7 +237,7 @@ class TransactionalProducer:
         if self._failed is not None:
             failed, topic = self._failed
             return ComponentError(f"{topic}: {described(failed)}")
-        # Serves `_on_error`, which knows more.
+        # Serves `_on_error`, which gets more specific errors.
         self._producer.poll(0)
         what = described(error)
         if code == KafkaError._TIMED_OUT:  # noqa: SLF001 - see above
@@ -245,7 +246,7 @@ class TransactionalProducer:
 
 
 def _for_group(properties: dict[str, object]) -> dict[str, object]:
-    """Returns those of a producer's properties that connect, for a consumer that only reads the group's offset."""
+    """Returns the connection properties of a producer, for a consumer that only reads the group's offset."""
     return {
         name: value
         for name, value in properties.items()

@@ -1,4 +1,4 @@
-"""The forwarding sink's configuration."""
+"""Settings of the sink `millrace`."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class ClientTlsConfig(ClientCertificateConfig, frozen=True, extra="forbid"):
-    """How a sink connects over TLS. The files, in PEM, are reread for each connection."""
+    """How a sink connects over TLS. The files are in PEM, and are reread for each connection."""
 
     ca: NamedPath | None = None
-    """File of the CA certificates, in PEM, for verifying the servers' certificates; `system`: the operating
-    system's; by default those that come with gRPC."""
+    """File of the CA certificates, in PEM, for verifying the servers' certificates; `system`: the operating system's;
+    by default those that are included in gRPC."""
 
     def credentials(self) -> "ChannelCredentials":
         """Reads the files. Raises ComponentError."""
@@ -44,9 +44,9 @@ class MillraceSinkConfig(SinkConfig):
     endpoints: Endpoints
     """The servers. One at a time receives the events.
 
-    The sink stays with its server, even across a restart, until the server has accepted nothing for `failover_seconds`;
-    then it continues with the next. Exactly once applies to a single server: if responses were lost when the sink moved
-    on, both servers may have the events of those batches.
+    The sink keeps its server, even across a restart, until the server has accepted nothing for `failover_seconds`; then
+    it continues with the next one. Exactly once applies to a single server: if responses were lost before the sink
+    changed its server, both servers may have the events of those batches.
     """
 
     tls: ClientTlsConfig | None = None
@@ -66,16 +66,17 @@ class MillraceSinkConfig(SinkConfig):
     """Maximum number of deliveries in flight."""
 
     inflight_bytes_max: ByteSize = Field(32 * MIB, ge=1, le=GIB)
-    """Maximum bytes of these, unless a single one has more."""
+    """Maximum bytes of these deliveries, unless a single one has more."""
 
     batch_bytes_max: ByteSize = Field(4 * MIB, ge=1, le=64 * MIB)
-    """Bytes of bodies in a delivery; a larger event is delivered alone."""
+    """The maximum bytes of bodies in a delivery; a larger event is delivered alone."""
 
     connect_timeout_seconds: float = Field(10.0, gt=0, le=3_600, allow_inf_nan=False)
     """How long a server may take to accept a connection."""
 
     timeout_seconds: float = Field(30.0, gt=0, le=86_400, allow_inf_nan=False)
-    """How long a server may take to respond to a request; longer than the target channel's `keep_alive_seconds`."""
+    """How long a server may take to respond to a request. It should be longer than the target channel's
+    `keep_alive_seconds`."""
 
     def token_metadata(self) -> tuple[tuple[str, str], ...]:
         """Reads the token's file; returns the metadata of calls, empty without a token. Raises ComponentError."""

@@ -1,4 +1,4 @@
-"""Forwards deliveries through one AppendStream, and settles those that the target has stored."""
+"""Pipelines, which forward deliveries through an AppendStream, and settle those that the target has stored."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,34 +16,34 @@ SLOW_SECONDS = 5.0
 """A target that has not responded for this long is reported in the sink's state."""
 
 IDLE_SECONDS = 1.0
-"""A target that was connected for this long without work counts as healthy."""
+"""A target that was connected but idle for this long counts as healthy."""
 
 
 class PipelineLimits(NamedTuple):
     """The limits of a pipeline."""
 
     deliveries_max: int
-    """Deliveries without a response yet, and as many again that are being settled."""
+    """Deliveries that have no response yet; as many again may be being settled."""
     bytes_max: int
     """Bytes of their requests, unless a single delivery has more."""
     body_bytes_max: int
-    """Bytes of bodies in a delivery."""
+    """The maximum bytes of bodies in a delivery."""
     events_max: int
-    """Events in a request."""
+    """The maximum number of events in a request."""
     response_seconds_max: float
     """How long a response may take."""
     single_count: int = 0
-    """So many deliveries are sent one by one, each after the response to the one before it."""
+    """How many deliveries are sent one by one, each after the response to the previous one."""
 
 
 class RefusedError(Exception):
     """Raised when the target has refused a delivery, or the whole stream.
 
-    Deliveries behind it are back in their channel.
+    Later deliveries were returned to their channel.
 
     Attributes:
-        delivery: The refused delivery, still out of its channel: the first one that was not stored.
-        has_condition: Whether the request required that another event was stored before.
+        delivery: The first delivery that was not stored, which is still open.
+        has_condition: Whether the request required that another event had been stored before.
         was_alone: Whether no other delivery was in progress when it was sent.
         in_flight_count: Deliveries in progress when it was refused, this one included.
     """
@@ -68,9 +68,9 @@ class _Sent(NamedTuple):
 
 
 class Pipeline:
-    """Forwards deliveries in order, several at once, and settles each once it is stored.
+    """Forwards deliveries in order, several at a time, and settles each once it is stored.
 
-    Calls `on_success` for each delivery that the target has stored, and when it was idle but connected.
+    Calls `on_success` for each delivery that the target has stored, and when the target was connected but idle.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Pipeline:
         refused: RefusedError | None = None
         try:
             await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_EXCEPTION)
-            # A response of the target counts more than what sending met after it.
+            # The target's response is more relevant than an error of sending that followed it.
             for task in (receiving, sending):
                 if task.done():
                     task.result()
@@ -206,7 +206,7 @@ class Pipeline:
             return RefusedError(error, self._session.in_flight[0], self._in_flight_count)
         return self._target.component_error(error)
 
-    # Settling runs in tasks, so that deliveries that get responses together share a sync.
+    # Deliveries are settled in tasks, so that deliveries that get responses together share an fsync.
 
     def _settle(self, delivery: Delivery) -> None:
         task = asyncio.create_task(delivery.settle())
@@ -223,7 +223,7 @@ class Pipeline:
     # Ending.
 
     def _check_responses(self) -> None:
-        """Reports a target that is slow to respond, and ends the stream if it does not respond at all."""
+        """Reports a target that responds slowly, and ends the stream if it does not respond in time."""
         seconds_max = self._limits.response_seconds_max
         waited_seconds = self._loop.time() - self._session.waiting_since if self._session.in_flight else 0.0
         if waited_seconds >= seconds_max:

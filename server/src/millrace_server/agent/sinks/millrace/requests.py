@@ -1,4 +1,4 @@
-"""Encodes deliveries as requests: the columns as they are, under a stamp that identifies each event forever."""
+"""The encoding of deliveries as requests: unchanged columns, with a stamp that identifies each event forever."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from millrace_server.agent.channel_reader import Delivery
 from millrace_server.channels.batches import StoredBatch
 
 JOINED_BYTES_MAX = 1 << 20
-"""The maximum number of bytes of joined events; above that its own request costs less than joining."""
+"""The maximum number of bytes of joined events; above that, a separate request costs less than joining."""
 
 DELIVERIES_BEFORE_GROWTH = 64
 """After this many stored deliveries, requests that were made smaller may grow again."""
@@ -26,14 +26,14 @@ class Request(NamedTuple):
     encoded: bytes
     event_count: int
     has_condition: bool
-    """Whether it requires that another event was stored before it."""
+    """Whether it requires that another event has been stored before it."""
 
 
 class RequestEncoder:
-    """Encodes the requests of one AppendStream, in the order of the channel.
+    """Encodes the requests of an AppendStream, in the order of the channel.
 
-    Each request but the first names the event that it follows. So if one of them is refused, all requests sent behind
-    it without waiting for its response are refused too, and nothing overtakes it.
+    Each request except the first names the event that it follows. So if one of them is refused, all requests that were
+    sent after it without waiting for the response are refused too, and no event overtakes another.
     """
 
     def __init__(self, target_channel: str, capacity: int, events_max: int) -> None:
@@ -45,7 +45,7 @@ class RequestEncoder:
         self._gaps_left = 0
 
     def requests(self, delivery: Delivery) -> list[Request]:
-        """Returns the requests for a delivery, most often one."""
+        """Returns the requests for a delivery, usually one."""
         return [
             self._request(delivery, first_sequence, event_count, columns)
             for run in _runs(delivery.batches, self._events_max)
@@ -67,7 +67,7 @@ class RequestEncoder:
         if after is not None:
             stamp.after_sequence = after
         if after is None or first_sequence != after + 1:
-            # The events in between went elsewhere, and may return.
+            # The events in between were taken by others, who may return them.
             self._gaps_left -= 1
             if self._gaps_left < 0:
                 self._gaps_left = GAPS_PER_REPORT
@@ -78,7 +78,7 @@ class RequestEncoder:
 
 
 def _runs(batches: Iterable[StoredBatch], events_max: int) -> Iterator[list[StoredBatch]]:
-    """Groups neighbouring batches that may become one request."""
+    """Groups adjacent batches that may become one request."""
     run: list[StoredBatch] = []
     event_count = body_bytes = 0
     for batch in _cut(batches, events_max):
@@ -116,7 +116,7 @@ def _columns(run: list[StoredBatch]) -> Iterator[tuple[int, int, Buffer]]:
 
 
 class ColumnsJoiner:
-    """Joins columns without touching an event, so that small batches need no request, commit and sync of their own."""
+    """Joins columns without decoding events, so that small batches need no separate request, commit and fsync."""
 
     def __init__(self) -> None:
         self._counts: list[int] = []
@@ -127,7 +127,7 @@ class ColumnsJoiner:
         self.count = 0
 
     def add(self, columns: event_pb2.EventColumns) -> bool:
-        """Adds columns behind the others; returns False if they do not fit and were not added."""
+        """Appends columns to the others; returns False without a change if they do not fit."""
         bodies = columns.bodies
         byte_count = len(bodies) + _header_bytes(columns)
         if self._counts and not self._admits(columns, byte_count):
@@ -180,7 +180,7 @@ class ColumnsJoiner:
 
 
 def _header_bytes(columns: event_pb2.EventColumns) -> int:
-    """Returns the bytes of the header values, each event with its own copy."""
+    """Returns the bytes of the header values if each event has its own copy."""
     count = columns.count
     return sum(
         [len(header.values) if len(header.sizes) == count else len(header.values) * count for header in columns.headers]

@@ -1,4 +1,4 @@
-"""The sink `millrace`: appends events to a channel of another server, exactly once and in order."""
+"""The sink `millrace`, which appends events to a channel of another server, exactly once and in order."""
 
 import asyncio
 from pathlib import Path
@@ -20,9 +20,9 @@ from millrace_server.agent.supervision import ComponentError, ComponentFailedErr
 class ForwardingSink:
     """Forwards events.
 
-    The id of an event's channel and its sequence there identify it, and the target stores each identity once. So after
-    any interruption the sink sends again from the oldest event that was not settled: the target drops events that it
-    has stored without a response, or that the sink did not settle before a crash.
+    An event is identified by the id of its channel and its sequence, and the target stores each identity once. So after
+    any interruption, the sink resumes at the oldest event that is not settled: the target drops events that it has
+    already stored, whether the response was lost or the sink crashed before it settled them.
     """
 
     def __init__(self, config: MillraceSinkConfig, directory: Path) -> None:
@@ -48,7 +48,7 @@ class ForwardingSink:
 
 
 class _Forwarding:
-    """The work of one connection: one stream after the other, each with the limits that the target needs."""
+    """Forwards events over one connection, in one stream after another, each with limits that suit the target."""
 
     def __init__(
         self, config: MillraceSinkConfig, target: TargetChannel, reader: ChannelReader, endpoints: Endpoints
@@ -75,12 +75,12 @@ class _Forwarding:
                 return
 
     async def _adapt(self, refused: RefusedError) -> None:
-        """Changes the limits so that the next stream gets further; raises ComponentError if none would help."""
+        """Changes the limits so that the next stream makes progress. Raises ComponentError if that does not help."""
         error = refused.error
         rejection = EventsRejectedError(f"{self._target.endpoint}: {error.reason}: {error.message}")
         match error:
             case MessageTooLargeError() if refused.in_flight_count > 1:
-                # One of the requests is too large, and gRPC does not say which.
+                # One of the requests is too large, but gRPC does not say which.
                 refused.delivery.nack()
                 self._limits = self._limits._replace(single_count=refused.in_flight_count)
             case MessageTooLargeError():
@@ -97,7 +97,8 @@ class _Forwarding:
                 refused.delivery.nack()
                 self._limits = self._limits._replace(single_count=max(refused.in_flight_count, 2))
             case OffsetGapError() if refused.has_condition:
-                # The target has lost events that it had stored of this stream. The next one begins without a condition.
+                # The target has lost events of this stream that it had stored. The next stream begins without a
+                # condition.
                 refused.delivery.nack()
             case _:
                 refused.delivery.nack()

@@ -1,4 +1,4 @@
-"""The servers that events are forwarded to, and the connection to one of them."""
+"""The servers to which events are forwarded, and the connection to one of them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -22,12 +22,12 @@ from millrace_server.files import make_directories, write_atomically
 _log = structlog.stdlib.get_logger(__name__)
 
 FILE_NAME = "endpoint"
-"""The file with the current server, in the sink's directory."""
+"""The file in the sink's directory that contains the current server."""
 
 _FILE_BYTES_MAX = 1_024
 
 _TOO_LARGE_TEXT = "larger than max"
-"""Part of gRPC's own message about a message above a limit."""
+"""A part of gRPC's error text for a message that is too large."""
 
 _GET_CHANNEL = f"/{admin_service_pb2.DESCRIPTOR.services_by_name['AdminService'].full_name}/GetChannel"
 
@@ -39,19 +39,19 @@ _OUT_OF_ORDER = {
 """States in which a channel accepts no events."""
 
 _HOPS_MAX = 4
-"""Servers that name others as the channel's owner are followed so often; then the sink waits and begins again."""
+"""How often the sink connects to the owner that a server names; after that, it waits and starts over."""
 
 _SECOND = 1_000
 _OPTIONS = [
-    # Deliveries bound the requests; the server reports its own limit.
+    # The size of deliveries limits the requests, and the server reports its own limit.
     ("grpc.max_send_message_length", -1),
-    # Connections to one address would otherwise be shared, and with them the back-off after another sink's failures.
+    # Otherwise connections to the same address would be shared, and with them the back-off after failures of others.
     ("grpc.use_local_subchannel_pool", 1),
-    # Millrace servers are reached directly, even if the environment configures a web proxy.
+    # The sink connects directly, even if the environment configures a web proxy.
     ("grpc.enable_http_proxy", 0),
-    # The sink itself sends failed requests again, in the right order.
+    # The sink itself repeats failed requests, in the right order.
     ("grpc.enable_retries", 0),
-    # The stream may be silent for long, and a machine that is gone sends nothing.
+    # The stream may be silent for a long time, and a machine that has failed sends nothing.
     ("grpc.keepalive_time_ms", 20 * _SECOND),
     ("grpc.keepalive_timeout_ms", 10 * _SECOND),
     ("grpc.http2.max_pings_without_data", 0),
@@ -61,8 +61,8 @@ _OPTIONS = [
 class Endpoints:
     """The servers of a sink, one of which is current.
 
-    A server may have stored events without a response, and only the same server drops them when they are sent
-    again. So the sink stays with its server as long as it can, also across restarts.
+    A server may have stored events although its response was lost, and only the same server drops them when they are
+    sent again. So the sink keeps its server for as long as possible, also across restarts.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Endpoints:
         self._failing_since = None
 
     def note_failure(self, silent_seconds: float = 0.0) -> None:
-        """Notes that the current server has failed, and has not responded for this long."""
+        """Notes that the current server has failed, after it had not responded for this long."""
         if self._failing_since is None:
             self._failing_since = self._clock() - silent_seconds
 
@@ -99,7 +99,7 @@ class Endpoints:
 
     async def _move(self, target: str) -> None:
         _log.warning("continues with the next server", former=self._current, endpoint=target)
-        # Written before anything is sent there.
+        # Written before anything is sent to the next server.
         await asyncio.to_thread(self._write, target)
         self._current = target
         self._failing_since = None
@@ -120,7 +120,7 @@ class TargetChannel:
     """A channel of a server that responds.
 
     Attributes:
-        channel_id: The channel's unique id; empty while the server replays its log, and of a source.
+        channel_id: The channel's unique id; empty while the server replays its log, and for a source.
     """
 
     def __init__(self, connection: aio.Channel, endpoint: str, found: admin_service_pb2.Channel) -> None:
@@ -139,10 +139,10 @@ class TargetChannel:
 
 @asynccontextmanager
 async def connected(endpoint: str, config: MillraceSinkConfig) -> AsyncGenerator[TargetChannel]:
-    """Connects to a server and finds the target channel there; raises ComponentError if that fails.
+    """Connects to a server and finds the target channel there. Raises ComponentError if that fails.
 
-    So nothing is taken for a server that cannot be reached. Resolves the name each time, since a server may have moved.
-    Where the server stands by for the channel's owner, it connects to the owner.
+    So no events are taken for a server that cannot be reached. The name is resolved each time, since a server may have
+    moved. If the server stands by for the channel's owner, it connects to the owner.
     """
     for _ in range(_HOPS_MAX):
         async with await _opened(endpoint, config) as opened:
@@ -199,13 +199,13 @@ async def _find(
 
 
 def _source(name: str, transaction_capacity: int) -> admin_service_pb2.Channel:
-    """Returns a source, which takes events like a channel, as one."""
+    """Returns the description of a channel for a source, which accepts events like a channel."""
     config = admin_service_pb2.ChannelConfig(transaction_capacity=transaction_capacity)
     return admin_service_pb2.Channel(name=name, config=config, state=admin_service_pb2.CHANNEL_STATE_OPEN)
 
 
 def _component_error(error: MillraceError, endpoint: str, channel: str) -> ComponentError:
-    # Without a reason of the server, the client's own message names the endpoint already.
+    # If the error is not the server's, the client's message already names the endpoint.
     has_reason = error.code is not None and error.reason != error.code.name
     if error.advice is RetryAdvice.UNREACHABLE or not has_reason:
         message = error.message

@@ -1,4 +1,4 @@
-"""Calls of Flume's protocol, from their bytes to their responses."""
+"""The handling of calls of Flume's protocol."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,8 @@ from millrace_server.agent.sources.avro.request_memory import RequestMemory
 from millrace_server.errors import MillraceError, TxnCapacityError
 
 _STORED_AT_ONCE_MAX = 16
-"""Requests whose events are objects at the same time: bytes of a stranger may take many times their size as objects."""
+"""The number of requests whose events are decoded at the same time: hostile bytes may take many times their size as
+objects."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -35,17 +36,17 @@ class CallHandler:
         self.memory = RequestMemory(config.inflight_bytes_max)
 
     def log_problem(self, client: str, message: str, problem: object) -> None:
-        """Logs a problem with a client, each kind at a limited rate."""
+        """Logs a problem with a client, at a limited rate."""
         if self._failure_log.admits(f"{message}: {problem}"):
             suppressed_count, self._failure_log.suppressed_count = self._failure_log.suppressed_count, 0
             _log.warning(message, source=self._source, client=client, reason=str(problem), suppressed=suppressed_count)
 
     def log_closed(self, client: str, reason: object) -> None:
-        """Logs that a connection was closed because of what its client did, or could not do."""
+        """Logs that a connection was closed because of an error or a limit."""
         self.log_problem(client, "a connection was closed", reason)
 
     async def respond(self, payload: bytes, position: int, peer: PeerProtocol, client: str) -> bytes:
-        """Stores the events of the call at a position, and returns its response; nothing for a ping."""
+        """Stores the events of the call at a position, and returns its response, which is empty for a ping."""
         try:
             call = read_call(payload, position)
             if not call.message:
@@ -56,12 +57,12 @@ class CallHandler:
         except BadCallError as error:
             self.log_problem(client, "a call was refused", error)
             return error_response(f"BAD_ARGUMENT: {error}")
-        except Exception as error:  # noqa: BLE001 - a bug, or a user's interceptor; other calls continue
+        except Exception as error:  # noqa: BLE001 - a bug, or a user-defined interceptor; other calls continue
             self.log_unexpected(error)
             return error_response("INTERNAL: the source itself failed; its log has the reason")
 
     def log_unexpected(self, error: Exception) -> None:
-        """Logs an error that is a bug, or a user's interceptor's."""
+        """Logs an error that is a bug, possibly in a user-defined interceptor."""
         if self._failure_log.admits(f"{type(error).__name__}: {error}"):
             _log.error("a call failed unexpectedly", source=self._source, exc_info=error)
 
@@ -71,14 +72,14 @@ class CallHandler:
                 async for table in _tables(reader):
                     await self._deliver(table)
         except MillraceError as error:
-            # The writer shows it in the source's state.
+            # The writer has shown it in the source's state.
             self.log_problem(client, "a call was refused with FAILED", f"{error.reason}: {error}")
             return Status.FAILED
         except TimeoutError:
             seconds = self._config.store_seconds_max
             self.log_problem(client, "a call was refused with FAILED", f"it was not stored after {seconds:g} seconds")
             return Status.FAILED
-        # From now on, problems like those before are logged again, at the limited rate.
+        # Problems that were already logged are logged again, at the limited rate.
         self._failure_log.end_outage()
         return Status.OK
 
@@ -86,7 +87,7 @@ class CallHandler:
         try:
             await self._writer.try_deliver(table, self._writer.next_stamp(table.count))
         except TxnCapacityError:
-            # Interceptors may have made it larger than any channel takes at once. Its sender would repeat it forever.
+            # Interceptors may have made the batch too large for a transaction. Its sender would repeat it forever.
             if table.count == 1:
                 raise
             middle = table.count // 2
@@ -102,12 +103,12 @@ def _check_message(message: str, peer: PeerProtocol) -> None:
 
 
 async def _tables(reader: EventReader) -> AsyncIterator[EventTable]:
-    """Yields the events of a call, once all of its bytes are known to be events. Raises BadCallError."""
+    """Yields the events of a call, after checking that all of its bytes are valid. Raises BadCallError."""
     if reader.has_one_table:
         for table in list(reader.tables()):
             yield table
         return
-    # Held as objects, all of them might be too much.
+    # All events together might take too much memory, so they are decoded twice.
     for _ in reader.tables():
         await asyncio.sleep(0)
     for table in reader.tables():

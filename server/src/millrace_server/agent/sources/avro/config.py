@@ -18,7 +18,7 @@ class AvroSourceConfig(AddressSourceConfig):
     """A source that listens for Flume's Avro RPC: for sinks `avro`, Flume's client SDK and its log4j appenders.
 
     The response to a request is OK once its events are stored in all required channels, and FAILED if the channels
-    cannot store them now; the sender then repeats it. The protocol has no numbers by which a repeat could be
+    cannot store them now; the sender then repeats the request. The protocol has no numbers by which a repeat could be
     recognized, so events are stored at least once. The headers and the body of an event are stored unchanged.
     """
 
@@ -50,15 +50,15 @@ class AvroSourceConfig(AddressSourceConfig):
     channels."""
 
     connections_max: int = Field(1_000, ge=1, le=100_000)
-    """Each further connection closes the one that has waited longest for a request, and its sender reconnects with its
-    next request; if all have a request in progress, the new connection is closed."""
+    """The maximum number of connections. Each further one closes the connection that has been idle longest, and its
+    sender reconnects with its next request; if all have a request in progress, the new connection is closed."""
 
     inflight_bytes_max: ByteSize = Field(
         default_factory=lambda fields: _INFLIGHT_REQUESTS * fields["request_bytes_max"], ge=2048, le=TIB
     )
-    """The size of all requests in memory: half of it for requests that are being stored, above which nothing more is
-    read, and half for incomplete ones. If these use half of their share, only the oldest of them is read further, and
-    its connection is closed if it is not complete within a second."""
+    """The maximum size of all requests in memory: half of it for requests that are being stored, beyond which nothing
+    more is read, and half for incomplete requests. If these use half of their share, only the oldest of them is read
+    further, and its connection is closed if the request is not complete within a second."""
 
     _check_is_installed = field_validator("type")(check_fastavro)
 

@@ -1,4 +1,4 @@
-"""The connection of one client."""
+"""The connection of a client."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from millrace_server.agent.sources.avro.config import AvroSourceConfig
 from millrace_server.network.accepting import ConnectionSlot
 
 READ_BYTES = 64 * 1024
-"""Each connection may hold twice as much that was not read yet."""
+"""The size of a read; up to twice as much is buffered for each connection before it is read."""
 
 _CALLS_AT_ONCE_MAX = 4
-"""Calls of one connection that are stored at the same time, so that they share a sync; more wait."""
+"""How many calls of a connection are stored at the same time, so that they share an fsync; further calls wait."""
 
 
 class AvroConnection:
     """Reads calls and responds to them.
 
-    Calls begin in the order in which they arrive. Those that overlap may be stored and completed in another order; a
-    client that needs the order waits for each response, as Flume's do.
+    Calls begin in the order in which they arrive. Concurrent calls may be stored and completed in another order; a
+    client that needs the order must wait for each response, as Flume's clients do.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class AvroConnection:
         self._arriving_seconds = 0.0
 
     async def serve(self) -> None:
-        """Responds to calls until the client leaves, or does what is not allowed; then closes the connection."""
+        """Responds to calls until the client disconnects or violates the protocol; then closes the connection."""
         try:
             while data := await self._read():
                 for piece in self._inflated(data):
@@ -53,10 +53,10 @@ class AvroConnection:
                         await self._take(frame)
                     self._handler.memory.note_arriving(self, self._frames.held_bytes, self._give_up)
                     if self._writer.transport.is_closing():
-                        # It was given up, and must not continue to decompress.
+                        # It was closed to free memory, and must not continue to decompress.
                         return
                     if self._inflater is not None:
-                        # A few bytes may be many pieces, and other clients must have their turn.
+                        # A few bytes may decompress to many pieces, and other clients must get their turn.
                         await asyncio.sleep(0)
         except (FramingError, CompressionError, BadCallError) as error:
             self._log_closed(error)
@@ -64,13 +64,13 @@ class AvroConnection:
             seconds = self._config.request_seconds_max
             self._log_closed(f"a request was not complete after {seconds:g} seconds")
         except OSError:
-            # The client has gone; responses to its calls are lost.
+            # The client has disconnected; the responses to its calls are lost.
             pass
         except Exception as error:  # noqa: BLE001 - a bug in one connection must not end the others
             self._handler.log_unexpected(error)
         finally:
             self._handler.memory.note_arriving(self, 0, self._give_up)
-            # Bytes that are no frame may follow calls that are being stored.
+            # Invalid bytes may follow calls that are still being stored.
             await self.finish()
 
     async def finish(self) -> None:
@@ -82,7 +82,7 @@ class AvroConnection:
             async with asyncio.timeout(self._config.request_seconds_max):
                 await self._writer.wait_closed()
         except OSError:
-            # The client has gone, or does not read: TimeoutError is an OSError.
+            # The client has disconnected, or does not read its responses: TimeoutError is an OSError.
             pass
         finally:
             for task in self._responding:
@@ -98,10 +98,10 @@ class AvroConnection:
         self._writer.transport.abort()
 
     async def _read(self) -> bytes:
-        """Returns what arrives next; nothing at the end of the connection. Raises TimeoutError for a slow client."""
+        """Returns the next bytes; nothing at the end of the connection. Raises TimeoutError for a slow client."""
         await self._handler.memory.wait_for_space(self)
         async with asyncio.timeout(self._config.request_seconds_max):
-            # A client that does not read its responses gets no further ones.
+            # If a client does not read its responses, its next calls are not read.
             await self._writer.drain()
         if not self._frames.is_inside:
             self._arriving_seconds = 0.0
@@ -124,7 +124,7 @@ class AvroConnection:
         return iter((data,)) if self._inflater is None else self._inflater.feed(data)
 
     async def _take(self, frame: Frame) -> None:
-        """Begins to respond to a call; waits while the connection has as many as it may."""
+        """Begins to respond to a call; waits while the connection has the maximum number of calls."""
         self._arriving_seconds = 0.0
         position, handshake = 0, b""
         if self._peer is None:

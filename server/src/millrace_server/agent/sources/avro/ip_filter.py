@@ -1,4 +1,4 @@
-"""Which clients may connect, by rules like Flume's `ipFilterRules`."""
+"""The filter of clients that may connect, with rules like Flume's `ipFilterRules`."""
 
 import asyncio
 import ipaddress
@@ -20,7 +20,7 @@ _NAMES_MAX = 1_000
 
 
 class IpFilterRule(NamedTuple):
-    """One rule: whether the clients that match a pattern may connect."""
+    """A rule that says whether clients that match a pattern may connect."""
 
     is_allowed: bool
     kind: Literal["ip", "name"]
@@ -41,7 +41,7 @@ class IpFilterRule(NamedTuple):
         return self.kind == "name" and self.pattern == _THIS_MACHINE
 
     def matches(self, text: str) -> bool:
-        """Whether the pattern matches an address or a name. Names of the DNS have no case."""
+        """Whether the pattern matches an address or a name. DNS names are case-insensitive."""
         pattern = re.escape(self.pattern).replace(r"\*", ".*").replace(r"\?", ".")
         return re.fullmatch(pattern, text, re.IGNORECASE) is not None
 
@@ -55,7 +55,7 @@ class IpFilter:
         """The names of clients, and when they were looked up."""
 
     async def admits(self, address: str) -> bool:
-        """Whether a client may connect; looks up its name only if a rule before the decision needs it."""
+        """Whether a client may connect; its name is looked up only if a rule needs it."""
         address = client_ip(address)
         for rule in self._rules:
             if await self._matches(rule, address):
@@ -70,7 +70,7 @@ class IpFilter:
         return rule.matches(await self._name_of(address))
 
     async def _name_of(self, address: str) -> str:
-        """Returns the name of a client; its address if it has none, so that `*` matches all clients."""
+        """Returns the name of a client, or its address if it has no name, so that `*` matches all clients."""
         now = asyncio.get_running_loop().time()
         name, looked_up_at = self._names.get(address, ("", -_NAME_SECONDS))
         if now - looked_up_at < _NAME_SECONDS:
@@ -86,7 +86,7 @@ async def _looked_up_name(address: str) -> str:
     try:
         async with asyncio.timeout(_LOOKUP_SECONDS_MAX):
             name, _ = await asyncio.get_running_loop().getnameinfo((address, 0), socket.NI_NAMEREQD)
-            # The owner of an address chooses the name that the DNS returns for it, but not the addresses of that name.
+            # The owner of an address controls the name that DNS returns for it, but not the addresses of that name.
             return name if address in await _addresses_of(name) else address
     except (OSError, UnicodeError, TimeoutError):
         return address

@@ -1,4 +1,4 @@
-"""The memory of requests, which the connections of a source share."""
+"""The memory for requests, which the connections of a source share."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 _TURN_SECONDS = 1.0
-"""While memory is short, the request that has been arriving longest has this much time to be complete."""
+"""While memory is short, the oldest incomplete request has this much time to become complete."""
 
 
 class _Arriving(NamedTuple):
@@ -16,23 +16,24 @@ class _Arriving(NamedTuple):
 
 
 class RequestMemory:
-    """Bounds what requests take: half of it is for those that are being stored, half for incomplete ones.
+    """Limits the memory for requests: half of it is for requests that are being stored, half for incomplete ones.
 
-    Requests that are being stored end by themselves, so further ones can wait for them. Incomplete ones may never end:
-    their senders may be slow or gone. So if these take half of what they may, only the one that began first is read
-    on, and is given up if it takes long; and so it is if they take all of it, which compressed ones may do at once.
+    Requests that are being stored end by themselves, so further ones can wait for them. Incomplete requests may never
+    end, since their senders may be slow or gone. So if these use half of their share, only the oldest one is read
+    further, and is given up if it takes too long. It is also given up if they use all of their share, which compressed
+    requests may do suddenly.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._half = bytes_max // 2
         self._storing_bytes = 0
         self._arriving_bytes = 0
-        # In the order in which they began.
+        # In the order of their beginning.
         self._arriving: dict[object, _Arriving] = {}
         self._has_changed = asyncio.Event()
 
     async def wait_for_space(self, connection: object) -> None:
-        """Waits until a connection may read on."""
+        """Waits until a connection may read more."""
         while not self._may_read(connection):
             self._has_changed.clear()
             try:

@@ -12,11 +12,11 @@ from millrace_server.agent.sources.listening import ListenAddress, stream_protoc
 from millrace_server.network.accepting import ConnectionSlot, ConnectionSlots
 
 CLOSING_SECONDS_MAX = 5.0
-"""How long calls that are being stored may take when the source stops."""
+"""How long calls that are being stored may take once the source stops."""
 
 
 class AvroSource:
-    """Listens, and responds to each call once its events are stored or refused."""
+    """Listens for connections, and responds to each call once its events are stored or refused."""
 
     def __init__(self, name: str, config: AvroSourceConfig) -> None:
         self._name = name
@@ -46,9 +46,9 @@ class AvroSource:
         return stream_protocol(slot, READ_BYTES, serve)
 
     async def _end_connections(self) -> None:
-        """Lets connections complete their calls, for a limited time, and closes them."""
+        """Lets connections complete their calls within a time limit, and closes them."""
         while self._connections:
-            # First they stop reading, and then, if that takes too long, they give up their calls.
+            # The first cancellation makes them stop reading; if that takes too long, the second one ends their calls.
             for task in tuple(self._connections):
                 task.cancel()
             await asyncio.wait(tuple(self._connections), timeout=CLOSING_SECONDS_MAX)

@@ -21,10 +21,10 @@ from millrace_server.token_bucket import TokenBucket
 
 
 class PipeReader:
-    """Reads the read end of a pipe, and closes it at the end of the data.
+    """Reads from a pipe, and closes it at the end of the data.
 
-    It is not a transport of the event loop: uvloop keeps a pipe open after its end, and then closes its file descriptor
-    twice, which may belong to another file by then.
+    It does not use a transport of the event loop: uvloop keeps a pipe open after its end, and later closes the file
+    descriptor twice, although it may belong to another file by then.
     """
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -35,7 +35,7 @@ class PipeReader:
         """Returns the next bytes as soon as there are any; nothing at the end. Cancelling it loses nothing."""
         if self._pipe.closed:
             return b""
-        # Waits even if data is available, so that a flood of data does not monopolize the event loop.
+        # Waits even if data is available, so that a flood of data does not block the event loop.
         await self._wait_readable()
         while (data := self._pipe.read(bytes_max)) is None:
             await self._wait_readable()
@@ -54,10 +54,10 @@ class PipeReader:
 
 
 LINES_BURST = 20
-"""This many lines are logged without delay."""
+"""How many lines are logged without a limit."""
 
 SECONDS_PER_LINE = 1.0
-"""Beyond the burst, one line is logged in this time."""
+"""Beyond the burst, one line is logged per this time."""
 
 LINE_BYTES_MAX = 1_000
 """Longer lines are truncated."""
@@ -75,7 +75,7 @@ class StderrLog:
         self._suppressed_count = 0
 
     async def follow(self, errors: PipeReader) -> None:
-        """Logs lines to the end. It reads suppressed lines too, so that the command never blocks."""
+        """Logs lines until the end. Suppressed lines are read too, so that the command never blocks."""
         while data := await errors.read(_READ_BYTES):
             self.add(data)
         self.end()
@@ -84,7 +84,7 @@ class StderrLog:
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
             self._log_line(line)
-        # One more byte than is logged, to recognize that the line is too long.
+        # Keeps one more byte than is logged, to recognize that the line is too long.
         self._partial_line = self._partial_line[: LINE_BYTES_MAX + 1]
 
     def end(self) -> None:
@@ -113,13 +113,13 @@ class StderrLog:
 
 
 OUTPUT_BYTES_MAX = 1 << 18
-"""The size of the output pipe, if the system grants it; a command that fills it blocks."""
+"""The size of the output pipe, if the system permits it; a command that fills it blocks."""
 
 _GUARD = Path(__file__).with_name("guard.py")
 
 
 class Job(NamedTuple):
-    """What to run."""
+    """A command to run."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -130,7 +130,7 @@ class Job(NamedTuple):
 
 
 class RunningCommand:
-    """One run of a command with all its descendants; all of them end when this process does."""
+    """A run of a command with all its descendants, which end at the latest when this process does."""
 
     def __init__(
         self,
@@ -156,8 +156,8 @@ class RunningCommand:
         except BaseException:
             ours.close()
             raise
-        # This takes a few iterations of the loop. It is completed even if the caller is cancelled, so that there is
-        # something to stop.
+        # This takes a few iterations of the event loop. It is completed even if the caller is cancelled, so that the
+        # command can be stopped.
         linking = asyncio.create_task(cls._link(guard, ours, stderr_log))
         try:
             command = await asyncio.shield(linking)
@@ -185,7 +185,7 @@ class RunningCommand:
         if "pid" not in response:
             raise ComponentError(f"the command cannot be started: {response.get('error', 'its guard was killed')}")
         self.pid = response["pid"]
-        # Begins now: if the guard is killed, the command's descendants may write until they are killed here.
+        # Starts now: if the guard is killed, the command's descendants may keep writing until this task kills them.
         self._end_task = asyncio.create_task(self._end())
 
     async def read(self) -> bytes:
@@ -193,7 +193,7 @@ class RunningCommand:
         return await self._output.read(OUTPUT_BYTES_MAX)
 
     def terminate(self) -> None:
-        """Sends SIGTERM to the command and its descendants, and SIGKILL after the grace time."""
+        """Sends SIGTERM to the command and its descendants, and SIGKILL after the grace period."""
         # The guard may have exited already.
         if not self._requests.is_closing():
             with suppress(OSError):
@@ -213,8 +213,8 @@ class RunningCommand:
     async def _end(self) -> int | None:
         response = await self._next_response()
         if not response and self.pid:
-            # The guard was killed, so the kernel has killed the command. The processes that the command has started are
-            # in its group.
+            # The guard was killed, so the kernel has killed the command. The processes that the command started are in
+            # its process group.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         await self._stderr_logging
@@ -232,7 +232,7 @@ class RunningCommand:
         await self.wait()
 
     async def _next_response(self) -> dict[str, Any]:
-        """Returns the next message of the guard; an empty one if it has exited."""
+        """Returns the next message of the guard; empty if it has exited."""
         try:
             line = await self._responses.readline()
         except OSError:
@@ -242,8 +242,8 @@ class RunningCommand:
 
 
 def _start_guard(link: socket.socket) -> "subprocess.Popen[bytes]":
-    # Not asyncio's subprocesses: uvloop forks by itself, which runs gRPC's fork handlers in a process with many
-    # threads. Isolated and without site-packages, the guard starts fast and independently of the user's environment.
+    # Not with asyncio: uvloop forks by itself, which runs gRPC's fork handlers in a process with many threads. Isolated
+    # and without site-packages, the guard starts fast and independently of the user's environment.
     return subprocess.Popen(  # noqa: S603 - the guard is our own program
         [sys.executable, "-I", "-S", str(_GUARD), str(link.fileno())],
         bufsize=0,
@@ -251,7 +251,7 @@ def _start_guard(link: socket.socket) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=(link.fileno(),),
-        # Signals to the daemon's process group, such as Ctrl-C, are for the daemon, which then stops its commands in
-        # order.
+        # Signals to the daemon's process group, such as that of Ctrl-C, are meant for the daemon, which then stops its
+        # commands gracefully.
         start_new_session=True,
     )

@@ -1,11 +1,12 @@
 """Runs one command, and ends it with all its descendants when its parent requests that or exits.
 
 This is a standalone program that needs only Python: `python -I -S guard.py FD`, where FD is a socket to the parent. The
-parent sends one line of JSON, the job, and keeps the socket open as long as the command shall run; the kernel closes it
-when the parent exits, even by SIGKILL. The guard responds with lines of JSON: `{"pid": 17}` or `{"error": "..."}`, and
-finally `{"exit_code": 3}`, negative for a signal. The command inherits the guard's standard output and error.
+parent sends one line of JSON, the job, and keeps the socket open for as long as the command is to run; the kernel
+closes it when the parent exits, even by SIGKILL. The guard responds with lines of JSON: `{"pid": 17}` or
+`{"error": "..."}`, and finally `{"exit_code": 3}`, negative for a signal. The command inherits the guard's standard
+output and error.
 
-No process escapes: the guard is the "subreaper" of all descendants of the command, so a grandchild that left its
+No process escapes: the guard is the "subreaper" of all descendants of the command, so a grandchild that has left its
 process group, its session or its parent is still found. If the guard itself is killed, the kernel kills the command.
 """
 
@@ -39,7 +40,7 @@ class _Guard:
         self._is_stopping = False
         self._wake_reader, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
-        # Each signal writes a byte into this pipe; apart from stop signals the handler has nothing to do.
+        # Each signal writes a byte to this pipe; the handler is needed only for stop signals.
         signal.set_wakeup_fd(wake_writer)
         for number in (signal.SIGCHLD, *_STOP_SIGNALS):
             signal.signal(number, self._on_signal)
@@ -66,13 +67,13 @@ class _Guard:
                 cwd=job["directory"],
                 env={**os.environ, **job["environment"]},
                 start_new_session=True,
-                preexec_fn=die_with_the_guard,  # noqa: PLW1509 - the guard has a single thread, so no lock can be held
+                preexec_fn=die_with_the_guard,  # noqa: PLW1509 - the guard has one thread, so no lock can be held
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._send(error=_describe(error))
             return
         self.pid = command.pid
-        # Only the command and its descendants now hold the output, so it ends when they do.
+        # Only the command and its descendants now have the output open, so it ends when they do.
         devnull = os.open(os.devnull, os.O_RDWR)
         os.dup2(devnull, 1)
         self._send(pid=self.pid)
@@ -89,7 +90,7 @@ class _Guard:
         if self._wait(lambda: not self._has_children(), grace_seconds, is_interruptible=False):
             return
         for _ in range(_KILLS_MAX):
-            # Repeated, since a dying process may just have started another.
+            # Repeated, since a dying process may just have started another one.
             self._signal_all(signal.SIGKILL)
             if self._wait(lambda: not self._has_children(), _KILL_RETRY_SECONDS, is_interruptible=False):
                 return
@@ -98,7 +99,7 @@ class _Guard:
     def _wait(
         self, is_over: Callable[[], bool], seconds: float | None = None, *, is_interruptible: bool = True
     ) -> bool:
-        """Waits until the condition holds, the time is over, or the guard must stop."""
+        """Waits until the condition is true, the time has passed, or the guard must stop."""
         give_up = None if seconds is None else time.monotonic() + seconds
         while True:
             self._reap()
@@ -112,7 +113,7 @@ class _Guard:
             if self._wake_reader in ready:
                 os.read(self._wake_reader, 4096)
             if self._link.fileno() in ready:
-                # The parent sends nothing after the job, so this is the end of its stream.
+                # The parent sends nothing after the job, so this is the end of the stream.
                 self._is_stopping = True
 
     def _reap(self) -> None:
@@ -132,7 +133,7 @@ class _Guard:
 
     def _signal_all(self, number: signal.Signals) -> None:
         for pid in _descendants(os.getpid()):
-            # The process may have ended, or run with other privileges such as `sudo`, which ends when its child does.
+            # The process may have ended, or have other privileges, such as `sudo`, which ends when its child does.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 

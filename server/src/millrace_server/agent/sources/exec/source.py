@@ -19,10 +19,10 @@ from millrace_server.agent.supervision import ComponentError, ComponentFailedErr
 from millrace_server.files import NamedPath
 
 _DRAIN_SECONDS = 1.0
-"""How long lines may take to be stored when the source stops, once the command has ended."""
+"""When the source stops: how long storing the remaining lines may take once the command has ended."""
 
 _STABLE_SECONDS = 10.0
-"""A restarted command counts as running once it has lived this long or its lines are stored."""
+"""A restarted command counts as running once it has run for this long, or its lines are stored."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -43,8 +43,8 @@ VariableName = Annotated[str, Field(pattern=r"^(?:[^=\x00]+)$")]
 class ExecSourceConfig(LinesConfig, SourceConfig):
     """A source that runs a command and stores the lines of its output.
 
-    Its guarantee is weak: a crash loses output that is not stored yet, since it cannot be read again. For files
-    use `taildir` or `spooldir`, which lose nothing.
+    Its guarantee is weak: a crash loses output that is not stored yet, since it cannot be read again. For files, use
+    `taildir` or `spooldir`, which lose nothing.
     """
 
     type: Literal["exec"]
@@ -115,7 +115,7 @@ class ExecSource:
             )
             self._has_warned = True
         command = await self._start(writer)
-        # A restarted command may fail again at once; then the state must not change, and the failure is already logged.
+        # A restarted command may fail again at once. The state must then not change, and the failure is already logged.
         ready_after = _STABLE_SECONDS if self._is_restart else 0.0
         becoming_ready = asyncio.get_running_loop().call_later(ready_after, writer.report_running)
         try:
@@ -134,7 +134,7 @@ class ExecSource:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The command may have started, and its output so far counts.
+            # The command may have started, and its output must be stored.
             with suppress(ComponentError):
                 await self._shut_down(await starting, writer)
             raise
@@ -163,7 +163,7 @@ def _describe_exit(exit_code: int | None) -> str:
     if exit_code is None:
         return "was killed"
     if exit_code < 0:
-        # Real-time signals have no names of their own.
+        # Real-time signals have no names.
         names = {number.value: number.name for number in signal.Signals}
         return f"was terminated by {names.get(-exit_code, f'signal {-exit_code}')}"
     return f"exited with code {exit_code}"

@@ -1,4 +1,4 @@
-"""The settings of the source `grpc`."""
+"""Settings of the source `grpc`."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -14,7 +14,7 @@ class GrpcSourceConfig(SourceConfig):
     """A source to which gRPC clients append under its name, as to a channel."""
 
     type: Literal["grpc"]
-    """What callers append."""
+    """Events that gRPC clients append."""
 
     @field_validator("batch_events_max")
     @classmethod
@@ -26,7 +26,7 @@ class GrpcSourceConfig(SourceConfig):
 
 
 def name_problems(tables: Mapping[str, Any]) -> list[Problem]:
-    """Returns a problem for each source of type `grpc` with the name of a channel."""
+    """Returns a problem for each source of type `grpc` that has the name of a channel."""
     return [
         Problem(
             ("sources", name),

@@ -1,4 +1,4 @@
-"""The source `grpc`: stores in its channels what callers commit at its entrance."""
+"""The source `grpc`, which stores the commits of callers at its entrance in its channels."""
 
 import asyncio
 from functools import partial
@@ -32,7 +32,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class GrpcSource:
-    """Opens the entrance of its name while it runs."""
+    """Opens the entrance with its name while it runs."""
 
     def __init__(self, context: SourceContext) -> None:
         self._name = context.name
@@ -56,15 +56,16 @@ class GrpcSource:
 
 
 class _Forwarder:
-    """Stores commits in the source's channels, those of one caller in the order in which they came.
+    """Stores commits in the source's channels, those of one caller in the order in which they arrive.
 
-    *Repeats.* Every channel gets each commit's stamp, with the events that the selector has for it or with none. So the
-    numbers belong to the events as they came, and each channel knows a repeat for itself, also of events that were
-    dropped on the way or went elsewhere. An append may overlap an earlier one in part, since a caller that sends again
-    may have other batches than before, and after a crash the channels may differ in what they have. A channel that gets
-    a part of a batch cannot show which of its numbers belong to those events. Therefore an append is cut where the
-    channels' accepted numbers begin and end: each piece is either known to a channel as a whole, or new there. An
-    append with numbers of another one waits until that has ended: two at once might be balanced in two ways.
+    *Repeats.* Every channel gets each commit's stamp, with the events selected for it or with none. So the numbers
+    refer to the events as they arrived, and each channel recognizes a repeat, even of events that were dropped on the
+    way or went to other channels. An append may partly overlap an earlier one, since a caller that sends events again
+    may batch them differently, and after a crash the channels may have stored different parts. If a channel gets only
+    some events of a batch, it is not known which of the numbers belong to them. Therefore an append is split where the
+    channels' accepted numbers begin and end: each piece is either known to a channel as a whole, or new to it. An
+    append that has numbers in common with another one waits for it, since concurrent ones might be balanced
+    differently.
     """
 
     def __init__(self, name: str, writer: ChannelWriter) -> None:
@@ -73,7 +74,7 @@ class _Forwarder:
         self._router = writer.router
         self._clock = asyncio.get_running_loop().time
         self._tasks: set[asyncio.Task[None]] = set()
-        # The last commit of each caller that has not begun in all channels: the next one begins after it.
+        # The last commit of each caller that has not begun in all channels; the next one begins after it.
         self._beginnings: dict[asyncio.Task[None] | None, asyncio.Future[None]] = {}
         self._stamps: dict[str, dict[asyncio.Task[None], Stamp]] = {}  # Of commits in flight, by producer.
 
@@ -107,11 +108,11 @@ class _Forwarder:
             self._stamps.setdefault(commit.stamp.producer_id, {})[storing] = commit.stamp
         storing.add_done_callback(partial(self._end, commit, caller, begun))
         if not commit.txn_ids:
-            # What has not begun in the channels by then leaves nothing there.
+            # A part of the commit that has not begun in the channels by then is not stored.
             commit.on_abandoned = storing.cancel
 
     def _overlapping(self, stamp: Stamp | None) -> list[asyncio.Task[None]]:
-        """Returns what is in flight of the same numbers, such as from a lost connection of the same caller."""
+        """Returns commits in flight with the same numbers, such as those from a caller's former connection."""
         if stamp is None:
             return []
         of_producer = self._stamps.get(stamp.producer_id, {})
@@ -182,9 +183,9 @@ class _Forwarder:
             table, stamp = part_of(table, stamp, count, table.count)
 
     def _uniform_count(self, table: EventTable, stamp: Stamp | None) -> int:
-        """Returns how many of the first events each channel has accepted all or none of.
+        """Returns the number of first events of which each channel has accepted either all or none.
 
-        Those are all of them if they have no numbers of their own.
+        If the events do not have a number each, this is the number of all events.
         """
         if stamp is None or stamp.span != table.count:
             return table.count
@@ -202,17 +203,17 @@ def _columns_of(window: Window) -> StoredColumns:
 
 
 def _for_caller(error: MillraceError) -> MillraceError:
-    """Returns the error that a caller gets who knows neither the source's interceptors nor its channels' servers."""
+    """Returns the error for a caller, which knows neither the source's interceptors nor its channels' servers."""
     if isinstance(error, InternalError):
         return InternalError(
             "the source cannot pass the events on at the moment; the server's log says why",
             retry_delay_seconds=error.retry_delay_seconds,
         )
     if isinstance(error, NotOwnerError):
-        # Its address is not one of this source.
+        # The owner's address is of no use for appends to this source.
         return ReplayingError(str(error), retry_delay_seconds=_RETRY_DELAY_SECONDS)
     if isinstance(error, ChannelFullError | BytesFullError) and "channel" in error.metadata:
-        # The caller knows the source's name only, and "the channel" would be taken for that.
+        # The caller knows only the source's name, and would take "the channel" for the source.
         message = f"channel {error.metadata['channel']}: {error}"
         return type(error)(message, retry_delay_seconds=error.retry_delay_seconds, **error.metadata)
     return error
