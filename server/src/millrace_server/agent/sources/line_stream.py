@@ -1,4 +1,4 @@
-"""Batches of lines from an input that cannot be read again."""
+"""Batches of lines from an input that cannot be read again, and reading ahead on a thread."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ ChunkT = TypeVar("ChunkT")
 
 
 class ReadAhead(Generic[ChunkT]):
-    """Reads the next chunk on a thread while the current one is in use; `read` returns None at the end."""
+    """Reads the next chunk on a thread while the current one is processed; `read` returns None at the end."""
 
     def __init__(self, read: Callable[[], ChunkT | None], thread: WorkerThread) -> None:
         self._read = read
@@ -28,7 +28,7 @@ class ReadAhead(Generic[ChunkT]):
         self._reading = thread.submit(read)
 
     async def next(self) -> ChunkT | None:
-        """Returns the next chunk, or None at the end; raises what the read raised. May be cancelled and repeated."""
+        """Returns the next chunk, or None at the end; raises any error of the read. May be cancelled and repeated."""
         # Shielded, since the thread continues even if the caller is cancelled.
         chunk = await asyncio.shield(self._reading)
         if chunk is not None:
@@ -36,12 +36,12 @@ class ReadAhead(Generic[ChunkT]):
         return chunk
 
     async def close(self) -> None:
-        """Waits until the current read is over; what was read and not used is discarded."""
+        """Waits until the current read has ended, and discards its result."""
         await asyncio.wait({self._reading})
 
 
 _BATCH_BYTES = 4 << 20
-"""A batch is stored at this size of its bodies, however few events it has."""
+"""A batch is stored once its bodies have this size, however few events it contains."""
 
 
 Read = Callable[[], Awaitable[bytes]]
@@ -49,13 +49,13 @@ Read = Callable[[], Awaitable[bytes]]
 
 
 class LineStream:
-    """Splits input into lines and delivers them in batches, which are full or have waited for `linger_seconds`.
+    """Splits input into lines, and delivers a batch when it is full or has waited for `linger_seconds`.
 
-    Nothing is read while a batch is being delivered, so the writer of the input waits as long as channels are full.
-    Input is kept until it is stored, whatever fails in between.
+    Nothing is read while a batch is being delivered, so the writer of the input has to wait while channels are full.
+    Input is kept until it is stored, also if the source fails in between.
 
-    Multi-line events are joined on a thread: a regular expression may take long on a line, and the author of the line
-    may exploit that.
+    Multi-line events are joined on a thread: a regular expression may take long on a line, which the author of the line
+    may exploit.
     """
 
     def __init__(self, lines: LinesConfig, linger_seconds: float, log: structlog.stdlib.BoundLogger) -> None:
@@ -79,7 +79,7 @@ class LineStream:
         """Reads to the end of the input and returns once everything is stored. Later input begins with a new line.
 
         Raises:
-            ComponentFailedError: A line is not valid in its charset and `decode_errors` is FAIL.
+            ComponentFailedError: A line is not valid in its charset and `decode_errors` is "fail".
         """
         await self._collect_joined(writer)
         while data := await self._next(writer, read):
@@ -91,7 +91,7 @@ class LineStream:
         await self._store(writer)
 
     async def drain(self, writer: ChannelWriter, read: Read, timeout_seconds: float) -> None:
-        """Reads to the end as `deliver_all` does, but only until the timeout; logs how many events are lost."""
+        """Reads to the end like `deliver_all`, but only until the timeout; logs how many events are lost."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self.deliver_all(writer, read)
@@ -103,7 +103,7 @@ class LineStream:
             )
 
     async def _next(self, writer: ChannelWriter, read: Read) -> bytes:
-        """Returns the next bytes; in the meantime delivers what has waited long enough."""
+        """Returns the next bytes; in the meantime, delivers events that are due."""
         while True:
             try:
                 async with asyncio.timeout_at(self._due_at()):
@@ -134,7 +134,7 @@ class LineStream:
         await self._add(writer, lines)
 
     async def _collect_joined(self, writer: ChannelWriter) -> None:
-        """Adds the lines that the thread has joined, including those of a run that was cancelled in the meantime."""
+        """Adds the lines that the thread has joined, including those of a cancelled run."""
         if self._joining is None:
             return
         try:

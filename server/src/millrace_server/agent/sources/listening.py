@@ -1,4 +1,4 @@
-"""Sources that others connect to: their settings, and how they listen."""
+"""Sources that listen for connections: their common settings, and how they listen."""
 
 import asyncio
 import socket
@@ -26,14 +26,13 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class ListeningSourceConfig(SourceConfig, ABC):
-    """Settings of sources that others connect to."""
+    """Settings of sources that listen for connections or datagrams."""
 
     allow_plaintext: bool = False
-    """Listen on addresses that other machines can reach, although connections are neither encrypted nor authenticated.
-    """
+    """Whether to listen, without encryption and authentication, on addresses that other machines can reach."""
 
     tls: SourceTlsSettings | None = None
-    """A table like `[server.tls]`, to accept connections over TLS. Without it, they are plain text."""
+    """A table like `[server.tls]`, to accept connections over TLS; without it, they are in plain text."""
 
     connections_per_address_max: int | None = Field(None, ge=1, le=100_000)
     """The maximum number of connections from one client address; by default `connections_max`."""
@@ -44,7 +43,7 @@ def check_plaintext_allowed(
 ) -> None:
     """Raises ValueError if other machines can reach an address in plain text and `allow_plaintext` is false.
 
-    `settings` are those of a `ListeningSourceConfig` that are valid; the others are reported elsewhere.
+    `settings` are the valid settings of a `ListeningSourceConfig`; invalid ones are reported elsewhere.
     """
     is_plaintext = not may_be_tls or settings.get("tls", "invalid") is None
     if not address.is_loopback and is_plaintext and settings.get("allow_plaintext") is False:
@@ -70,7 +69,7 @@ class AddressSourceConfig(ListeningSourceConfig, ABC):
 
 
 def check_holds_two(bytes_max: int, setting: str, settings: Mapping[str, Any]) -> int:
-    """Returns a limit of memory; raises ValueError if two requests of the size in another setting do not fit."""
+    """Returns a limit of memory. Raises ValueError if it is less than twice the size in another setting."""
     least = 2 * settings.get(setting, 0)
     if bytes_max < least:
         raise ValueError(f"is {bytes_max}; it must be at least twice {setting}, {least}")
@@ -79,9 +78,9 @@ def check_holds_two(bytes_max: int, setting: str, settings: Mapping[str, Any]) -
 
 @asynccontextmanager
 async def source_tls(config: ListeningSourceConfig, source: str) -> AsyncIterator[ssl.SSLContext | None]:
-    """Yields what a source serves TLS with, whose files are read again when they change; None for plain text.
+    """Yields a source's TLS context, whose files are reread when they change; None for plain text.
 
-    Raises ComponentError if the files are not valid any more.
+    Raises ComponentError if the files are no longer valid.
     """
     if config.tls is None:
         yield None
@@ -101,7 +100,7 @@ async def source_tls(config: ListeningSourceConfig, source: str) -> AsyncIterato
 async def open_listen_socket(
     address: Address, source: str, kind: socket.SocketKind = socket.SOCK_STREAM
 ) -> socket.socket:
-    """Returns a socket bound for a source; raises ComponentError if the address cannot be bound at the moment."""
+    """Returns a bound socket for a source. Raises ComponentError if the address cannot be bound at the moment."""
     try:
         return await open_socket(address, f"sources.{source}.listen", kind)
     except StartError as error:
@@ -114,10 +113,10 @@ def bound_address(bound: socket.socket) -> Address:
 
 
 class ListenAddress:
-    """Where a source listens.
+    """The address on which a source listens.
 
     Attributes:
-        address: Where it listens. A port that the system chose is kept when the source runs again.
+        address: The address; if the system chose the port, the port is kept when the source runs again.
     """
 
     def __init__(self, source: str, config: AddressSourceConfig) -> None:
@@ -126,7 +125,7 @@ class ListenAddress:
         self.address = Address.parse(config.listen)
 
     async def open(self) -> socket.socket:
-        """Returns a bound socket; raises ComponentError if the address cannot be bound at the moment."""
+        """Returns a bound socket. Raises ComponentError if the address cannot be bound at the moment."""
         bound = await open_listen_socket(self.address, self._source)
         self.address = bound_address(bound)
         return bound
@@ -139,7 +138,7 @@ class ListenAddress:
         on_closed: Callable[[str, object], None],
         admits: Callable[[str], Awaitable[bool]] | None = None,
     ) -> AsyncIterator[None]:
-        """Accepts connections, over TLS if it is configured, until the block ends; those that are served continue.
+        """Accepts connections, over TLS if configured, until the block ends; established connections continue.
 
         Args:
             slots: The slots of the connections.
@@ -162,9 +161,9 @@ class ListenAddress:
 def stream_protocol(
     slot: ConnectionSlot, read_bytes: int, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 ) -> asyncio.Protocol:
-    """Returns a protocol that calls `serve` once the connection of a slot is made.
+    """Returns a protocol that calls `serve` once the connection of a slot is established.
 
-    Up to twice `read_bytes` are buffered that were not read yet.
+    At most twice `read_bytes` are buffered before they are read.
     """
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The source `sequence`, which counts, for trying out flows."""
+"""The source `sequence`, which generates numbered events, for testing flows."""
 
 import asyncio
 from typing import Literal
@@ -14,25 +14,25 @@ from millrace_server.channels.stamps import Stamp
 _NUMBER = "{number}"
 _NUMBER_MAX = 10**15
 _BATCHES_PER_SECOND = 10
-"""With a rate, batches are small enough to come about this often."""
+"""If there is a rate, the size of batches is chosen for about this frequency."""
 
 
 class SequenceSourceConfig(SourceConfig):
-    """A source of numbered events, from 0, for trying out flows.
+    """A source of numbered events, from 0, for testing flows.
 
-    The numbers are stamps: after a restart it continues with the number after the last one that its channels have
-    stored, if they are of type `file`. Channels in memory begin at 0 again.
+    The numbers are used in stamps: after a restart, the source continues after the last number that its channels have
+    stored, if they are of type `file`. With channels in memory, it begins at 0 again.
     """
 
     type: Literal["sequence"]
-    """Numbered events, for trying out flows."""
+    """Numbered events, for testing flows."""
 
     count: int | None = Field(None, ge=1, le=_NUMBER_MAX)
     """The source stops after this many events, including those before a restart. None: it never stops."""
 
     events_per_second: float | None = Field(None, gt=0, le=10_000_000, allow_inf_nan=False)
-    """The rate; it is not exceeded to make up for time during which a channel was full. None: as fast as channels
-    store them."""
+    """The rate, which is not exceeded to make up for a time during which a channel was full. None: as fast as the
+    channels store them."""
 
     body: str = Field(_NUMBER, max_length=1_000_000)
     """The body of an event; `{number}` is replaced by its number."""
@@ -45,7 +45,7 @@ class SequenceSourceConfig(SourceConfig):
 
 
 class SequenceSource:
-    """Counts from what is stored."""
+    """Continues after the numbers that are stored."""
 
     def __init__(self, name: str, config: SequenceSourceConfig) -> None:
         self._config = config
@@ -59,14 +59,14 @@ class SequenceSource:
         writer.report_running()
         number, due_at = stored.position, clock()
         while number < count:
-            # If a channel has stored numbers after these, a batch must not overlap them in part.
+            # If a channel has already stored later numbers, a batch must not partly overlap them.
             end = min(number + self._batch_size(writer), count, stored.next_boundary(number) or count)
             await writer.deliver(self._table(range(number, end)), Stamp(self._producer_id, number, end - 1))
             if rate is not None:
                 due_at = max(due_at + (end - number) / rate, clock())
                 await asyncio.sleep(due_at - clock())
             else:
-                # A channel in memory responds without giving other tasks their turn.
+                # A channel in memory responds without letting other tasks run.
                 await asyncio.sleep(0)
             number = end
         writer.report_stopped(f"all {count} events are stored")

@@ -39,15 +39,15 @@ class EmbeddedSources:
 
 
 class SourceContext(NamedTuple):
-    """The environment of a source."""
+    """The context of a source, apart from its configuration."""
 
     name: str
     directory: Path
-    """Where it may store its own state; the directory may not exist yet."""
+    """A directory for its own state, which may not exist yet."""
     embedded_sources: EmbeddedSources | None = None
-    """Where the embedding program finds its sources' writers; None in a daemon."""
+    """The writers of sources of type `embedded`, for the embedding program; None in a daemon."""
     entrance: Entrance | None = None
-    """What callers append to by the source's name, if its type is `grpc`; None in an embedding program."""
+    """The entrance for callers of a source of type `grpc`; None in an embedding program."""
 
 
 class Source(Protocol):
@@ -56,8 +56,8 @@ class Source(Protocol):
     async def run(self, writer: ChannelWriter) -> None:
         """Writes events until the input ends, or until it is cancelled.
 
-        It is cancelled when the agent stops, and may take a moment to complete what it has begun. It may be run again
-        after it raised or was cancelled.
+        It is cancelled when the agent stops, and may then take a moment to complete what it has begun. It may be run
+        again after it has raised or was cancelled.
 
         Raises:
             ComponentError: It cannot work at the moment; it is run again later.
@@ -75,7 +75,7 @@ _CLASSES = {
     "syslog": "millrace_server.agent.sources.syslog.source:SyslogSource",
     "taildir": "millrace_server.agent.sources.taildir.source:TaildirSource",
 }
-"""The classes of sources that are imported on their first use, by type."""
+"""The classes of sources that are imported on first use, by type."""
 
 
 def source_class(type_name: str) -> Callable[..., Source]:
@@ -88,7 +88,7 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
     """Settings of every source."""
 
     if TYPE_CHECKING:
-        # The field of each type, with its own name as the only value.
+        # The field of each subclass, with the name of the type as its only value.
         type: str
 
     channels: Annotated[list[KnownChannelName], Field(min_length=1)]
@@ -98,14 +98,14 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
     """Selects the channels for each event."""
 
     interceptors: list[AnyInterceptorConfig] = Field(default_factory=list)
-    """Interceptors that change or drop events, in this order."""
+    """The interceptors, which change or drop events in this order."""
 
     batch_events_max: int = Field(1_000, ge=1, le=1_000_000)
     """The maximum number of events in a transaction; fewer if the `transaction_capacity` of a channel is smaller."""
 
     dead_letter_channel: KnownChannelName | None = None
-    """Receives events that a channel can never accept, such as one that is too large, and events that an interceptor
-    refuses. Without it, events that are too large are dropped and logged."""
+    """The channel for events that a channel can never accept, for example because they are too large, and for events
+    that an interceptor refuses. Without it, such events are dropped and logged."""
 
     @field_validator("channels")
     @classmethod
@@ -183,5 +183,5 @@ class _EmbeddedSource:
             )
         with self._embedded_sources.open_for(self._name, writer):
             writer.report_running()
-            # The caller of `put` does all the work.
+            # The callers of `put` do all the work.
             await asyncio.Event().wait()

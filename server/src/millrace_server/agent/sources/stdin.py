@@ -24,7 +24,7 @@ from millrace_server.agent.supervision import ComponentFailedError
 
 _READ_BYTES = 1 << 18
 _DRAIN_SECONDS_MAX = 1.0
-"""How long lines may take to be stored when the source stops."""
+"""When the source stops: how long storing the remaining lines may take."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -49,7 +49,7 @@ class StdinSourceConfig(LinesConfig, SourceConfig):
 
 
 def stdin_problems(tables: Mapping[str, Any]) -> list[Problem]:
-    """Returns a problem for each source that would read the standard input besides the first one."""
+    """Returns a problem for each source of the standard input, except the first one."""
     sources = named_tables(tables, "sources")
     first, *others = [name for name, table in sources.items() if table.get("type") == "stdin"] or [""]
     return [
@@ -68,7 +68,7 @@ class _StdinSource:
         self._log = _log.bind(source=name)
         self._stream = LineStream(config, config.linger_seconds, self._log)
         self._reader: ThreadedReader | None = None
-        """That of the previous run, which may have failed while it still had data."""
+        """The reader of the previous run, which may have failed before all data was processed."""
 
     async def run(self, writer: ChannelWriter) -> None:
         if sys.__stdin__ is None:
@@ -93,12 +93,12 @@ class _StdinSource:
 class ThreadedReader:
     """Reads a file of any kind (pipe, terminal, regular file) on a thread.
 
-    The file stays in blocking mode: non-blocking mode would apply to every program that shares it, such as the shell of
+    The file remains in blocking mode: non-blocking mode would affect every program that shares it, such as the shell of
     a terminal. At most one chunk is read ahead.
 
     Args:
-        fd: The file descriptor to read. It stays open.
-        previous: The closed reader of the same file, whose remaining data comes first.
+        fd: The file descriptor to read; it is not closed.
+        previous: The ended reader of the same file, whose remaining data comes first.
     """
 
     def __init__(self, fd: int, previous: "ThreadedReader | None" = None) -> None:
@@ -114,8 +114,8 @@ class ThreadedReader:
             self._start()
 
     def _start(self) -> None:
-        # A daemon thread: if another program takes the available data, a read may never return, and must not keep the
-        # process alive.
+        # A daemon thread: if another program reads the available data, a read may never return, which must not keep
+        # the process alive.
         threading.Thread(target=self._run, name="standard input", daemon=True).start()
 
     async def read(self) -> bytes:

@@ -1,4 +1,4 @@
-"""How much of its events a source finds stored when it starts."""
+"""The ranges of numbers that a source finds stored when it starts."""
 
 import asyncio
 from bisect import bisect_right
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from millrace_server.agent.channel_writer import ChannelWriter
 
 _LOOP_SECONDS_MAX = 60.0
-"""A limit for the event loop's response to its threads, which is never reached while the loop runs."""
+"""How long a thread waits for the event loop; the limit is never reached while the loop runs."""
 
 Ranges = Sequence[Sequence[tuple[int, int]]]
-"""For each channel the numbers of a producer that it has stored, as ascending ranges with both ends included."""
+"""The numbers of a producer that each channel has stored, as ascending ranges, both ends included."""
 
 
 def boundaries_after(position: int, ranges: Ranges) -> list[int]:
@@ -23,7 +23,7 @@ def boundaries_after(position: int, ranges: Ranges) -> list[int]:
 
 
 def asked_by_threads(writer: ChannelWriter, loop: asyncio.AbstractEventLoop) -> Callable[[str], Ranges]:
-    """Returns a function by which a source's threads ask the event loop what is stored of a producer."""
+    """Returns a function with which a source's threads query the stored ranges of a producer from the event loop."""
 
     async def ask(producer_id: str) -> Ranges:
         return writer.stored_ranges(producer_id)
@@ -32,7 +32,7 @@ def asked_by_threads(writer: ChannelWriter, loop: asyncio.AbstractEventLoop) -> 
 
 
 class StoredRanges:
-    """What channels have stored of one producer whose numbers begin at 0.
+    """The stored ranges of a producer whose numbers begin at 0.
 
     Channels differ only after a crash between the commits of two channels. Events that only some of them have stored
     are then read again, in the same chunks.

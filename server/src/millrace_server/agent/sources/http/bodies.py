@@ -1,4 +1,4 @@
-"""Request bodies, read and decompressed within limits, and the refusals of requests."""
+"""Request bodies, which are read and decompressed within limits, and the refusals of requests."""
 
 import asyncio
 import zlib
@@ -61,12 +61,12 @@ def too_large(message: str, *, is_unread: bool = False) -> HttpRefusalError:
 
 _MEMBERS_MAX = 1_000
 _GZIP_WINDOW_BITS = 31
-# RFC 8878 recommends that every decoder support this.
+# RFC 8878 recommends that every decoder supports this.
 _ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
 
 
 class _Decompressor(Protocol):
-    """Decompresses one member of a gzip file, or one frame of zstd."""
+    """Decompresses a gzip member or a zstd frame."""
 
     @property
     def eof(self) -> bool: ...
@@ -82,15 +82,15 @@ class ContentCoding(NamedTuple):
 
     name: str
     chunk_bytes: int
-    """The size of the compressed chunks; small enough that none decompresses to more than a few MiB."""
+    """The size of compressed chunks, so small that none decompresses to more than a few MiB."""
     create_decompressor: Callable[[], _Decompressor]
 
     def decode(self, encoded: bytes, bytes_max: int) -> bytes:
         """Returns the decompressed data.
 
         Raises:
-            HttpRefusalError: The data is larger than `bytes_max` when decompressed, which is noticed shortly after the
-                limit; or it is invalid or incomplete.
+            HttpRefusalError: The decompressed data is larger than `bytes_max`, which is detected shortly after the
+                limit; or the data is invalid or incomplete.
         """
         decoded = bytearray()
         position = member_count = 0
@@ -121,7 +121,7 @@ class ContentCoding(NamedTuple):
             raise bad_request(f"the body is not {self.name}, although Content-Encoding says so: {error}") from None
 
 
-# A byte of gzip decompresses to 1,032 bytes at most; four bytes of zstd to 128 KiB.
+# A byte of gzip decompresses to at most 1,032 bytes; four bytes of zstd, to at most 128 KiB.
 _GZIP = ContentCoding("gzip", 4 * 1024, lambda: zlib.decompressobj(_GZIP_WINDOW_BITS))
 _ZSTD = ContentCoding(
     "zstd", 256, lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX).decompressobj()
@@ -129,7 +129,7 @@ _ZSTD = ContentCoding(
 
 
 def find_content_coding(content_encoding: str) -> ContentCoding | None:
-    """Returns the content coding; None for `identity`. Raises HttpRefusalError if it is not supported."""
+    """Returns a content coding; None for `identity`. Raises HttpRefusalError if it is not supported."""
     match content_encoding.strip().lower():
         case "" | "identity":
             return None
@@ -145,11 +145,11 @@ def find_content_coding(content_encoding: str) -> ContentCoding | None:
 _UNREAD_SECONDS_MAX = 2.0
 
 Reserve = Callable[[int], None]
-"""Reserves memory for a request; a negative number releases it. Raises HttpRefusalError if there is not enough."""
+"""Reserves memory for a request; a negative number releases memory. Raises HttpRefusalError if there is not enough."""
 
 
 class InflightBytes:
-    """The total size of the bodies being processed."""
+    """The total size of the bodies that are being processed."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -201,7 +201,7 @@ class BodyReader:
         if coding is None:
             return encoded
         bytes_max = self._config.body_bytes_max
-        # The decompressed size is only known afterwards.
+        # The decompressed size is known only afterwards.
         reserve(bytes_max)
         decoded = await asyncio.to_thread(coding.decode, encoded, bytes_max)
         reserve(len(decoded) - bytes_max)

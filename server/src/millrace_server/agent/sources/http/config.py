@@ -29,14 +29,14 @@ class HttpSourceConfig(AddressSourceConfig):
     sentence if the request is invalid; 403 or 421 if it is cross-origin; 431 if its headers are too large.
 
     A request that is repeated after a lost response, or after a 503, is stored a second time unless it has an
-    `Idempotency-Key` (1 to 256 characters, unique for each request): with the same key each event is stored once. A
+    `Idempotency-Key` (1 to 256 characters, unique for each request): with the same key, each event is stored once. A
     repeated request must contain the same events in the same order; a key that is reused with other events gets 422.
-    The channels remember 100,000 producers, and each key is one. Keys are forgotten before other producers, so a
+    The channels remember 100,000 producers, and each key counts as one. Keys are forgotten before other producers, so a
     request must be repeated soon.
     """
 
     type: Literal["http"]
-    """Events sent by POST."""
+    """Events that are sent by POST."""
 
     path: str = Field("/", pattern=r"^(?:/[!-z|~]*)$")
     """The path of requests; any other path gets 404."""
@@ -56,20 +56,20 @@ class HttpSourceConfig(AddressSourceConfig):
     """A request that is not complete after this time is refused."""
 
     connections_max: int = Field(256, ge=1, le=100_000)
-    """Each further connection closes the one that has waited longest for a request; while so many requests are in
-    progress, further ones get 503."""
+    """The maximum number of connections. Each further one closes the connection that has been idle longest; if all have
+    a request in progress, the request of the new one gets 503."""
 
     inflight_bytes_max: ByteSize = Field(
         default_factory=lambda fields: _INFLIGHT_BODIES * fields["body_bytes_max"], ge=1024, le=TIB
     )
-    """The total size of the bodies being processed, both as received and decompressed; beyond it requests are refused
-    with 503."""
+    """The maximum size of all bodies that are being processed, both as received and decompressed; beyond it, requests
+    are refused with 503."""
 
     request_headers: dict[_RequestHeader, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
-    """Headers of a request to copy to its events that lack them, each with the name of the event header."""
+    """Request headers to copy to those of its events that lack them, each with the name of the event header."""
 
     @field_validator("inflight_bytes_max")
     @classmethod
     def _check_holds_a_body(cls, bytes_max: int, info: ValidationInfo) -> int:
-        # A compressed body is briefly in memory twice.
+        # A compressed body is in memory twice for a short time.
         return check_holds_two(bytes_max, "body_bytes_max", info.data)

@@ -31,7 +31,7 @@ _DECODER = json.JSONDecoder()
 
 
 def read_events(content_type: str, body: bytes, events_max: int) -> list[Event]:
-    """Returns the events of a body; raises HttpRefusalError if it is invalid for its type or has too many events."""
+    """Returns the events of a body. Raises HttpRefusalError if it is invalid for its type or has too many events."""
     declared = Message()
     declared["Content-Type"] = content_type
     kind = declared.get_content_type() if content_type else ""
@@ -61,9 +61,9 @@ def _text(declared: Message, body: bytes) -> str:
 
 
 def _array_items(text: str) -> Iterator[tuple[str, object]]:
-    """Yields each item of an array with its place; a single object counts as an array of one.
+    """Yields each item of an array with a text that identifies it; a single object counts as an array of one.
 
-    It parses item by item, so that other threads can run in between.
+    The array is parsed item by item, so that other threads can run in between.
     """
     position = _after_space(text, 0)
     if not text.startswith("[", position):
@@ -112,7 +112,7 @@ def _item(place: str, text: str, position: int) -> tuple[object, int]:
 
 def _after_space(text: str, position: int) -> int:
     match = _SPACE.match(text, position)
-    assert match is not None, "no space is a match, too"
+    assert match is not None, "the pattern also matches no space"
     return match.end()
 
 

@@ -1,4 +1,4 @@
-"""The source `http`: its requests and their idempotency keys."""
+"""The source `http`: the handling of requests and of their idempotency keys."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 _KEY_LENGTH_MAX = 256
 _KEY_DIGEST_BYTES = 16
 _FINGERPRINT_BYTES = 7
-"""The size of a fingerprint, which leaves room for the numbers of a request's further events."""
+"""The size of a fingerprint, so small that the numbers of a request's further events can follow it."""
 
 
 class RequestStamps(NamedTuple):
@@ -50,8 +50,8 @@ class RequestStamps(NamedTuple):
 
     producer_id: str
     first_number: int
-    """The number of its first event, which the others follow. It is the fingerprint, so other events have other
-    numbers."""
+    """The number of its first event, which those of the others follow. It is the fingerprint, so different events have
+    different numbers."""
 
     def stamp(self, first_index: int, count: int) -> Stamp:
         first = self.first_number + first_index
@@ -61,7 +61,7 @@ class RequestStamps(NamedTuple):
 class IdempotencyKeys:
     """The idempotency keys of a source's requests.
 
-    Each key is a producer to the channels, which thereby remember what was stored with it.
+    For the channels, each key is a producer, so they remember what was stored with it.
     """
 
     def __init__(self, source: str, writer: ChannelWriter) -> None:
@@ -80,7 +80,7 @@ class IdempotencyKeys:
         """Yields the stamps of a request; None if it has no key.
 
         Raises:
-            HttpRefusalError: A request with this key is being stored, or other events were stored with it.
+            HttpRefusalError: A request with this key is being stored, or different events were stored with it.
         """
         if key is None:
             yield None
@@ -116,14 +116,14 @@ def fingerprint(events: Iterable[Event]) -> int:
     """Returns a number that identifies the events."""
     found = blake2b(digest_size=_FINGERPRINT_BYTES)
     for headers, body in events:
-        # Encoded so that the end of each key, value and body is unambiguous.
+        # Encoded such that the end of each key, value and body is unambiguous.
         found.update(f"{sorted(headers.items())!a}{len(body)} ".encode("ascii"))
         found.update(body)
     return int.from_bytes(found.digest())
 
 
 CLOSING_SECONDS_MAX = 5
-"""How long requests that are being stored may take when the source stops."""
+"""How long requests that are being stored may take once the source stops."""
 
 STORING_SECONDS_MAX = 30.0
 """A request gets 503 if the channels have not stored its events after this time."""
@@ -135,7 +135,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class HttpSource:
-    """Listens, and responds to each request once its events are stored or refused."""
+    """Listens for connections, and responds to each request once its events are stored or refused."""
 
     def __init__(self, name: str, config: HttpSourceConfig) -> None:
         self._name = name
@@ -204,9 +204,9 @@ class _RequestHandler:
         except asyncio.CancelledError:
             if not self._is_closing:
                 raise
-            # The time for stopping is over. It is better to report an unknown outcome than to send no response.
+            # The time limit for stopping has passed. It is better to report an unknown outcome than not to respond.
             return _outcome_unknown("the source is stopping").response()
-        except Exception as error:  # noqa: BLE001 - a bug, or a user's interceptor; other requests continue
+        except Exception as error:  # noqa: BLE001 - a bug, or a user-defined interceptor; other requests continue
             if self._failure_log.admits(f"{type(error).__name__}: {error}"):
                 _log.exception("a request could not be stored", source=self._source)
             return _internal_error().response()
@@ -237,9 +237,9 @@ class _RequestHandler:
         return len(events)
 
     def _batches(self, events: list[Event]) -> list[_Batch]:
-        """Returns the events in batches that are the same at each repetition, so that it finds what was stored before.
+        """Returns the events in batches that are the same in each repetition, so that stored events are recognized.
 
-        The limits of the channels may change in the meantime: the writer splits batches further if necessary.
+        They must not depend on the channels' limits, which may change; the writer splits batches further if necessary.
         """
         batches = [_Batch(0, [])]
         byte_count = 0
@@ -269,7 +269,7 @@ class _RequestHandler:
         except BadArgumentError as error:
             raise HttpRefusalError(400 if stamps is None else 409, error.reason, str(error)) from None
         except InternalError:
-            # The writer has logged it.
+            # The writer has logged the reason.
             raise _internal_error() from None
         except MillraceError as error:
             raise retry_later(error) from None

@@ -25,7 +25,7 @@ def _try_pattern(pattern: str) -> None:
 
     consumer = Consumer({"group.id": "check", "logger": CLIENT_LOG})
     try:
-        # Connects to nothing, and compiles the pattern with the library that will match it.
+        # Does not connect, but compiles the pattern with the library that will match it.
         consumer.subscribe([subscribed(pattern)])
     except KafkaException:
         raise ValueError(f"is {shown_value(pattern)}, which is not a POSIX regular expression") from None
@@ -36,8 +36,8 @@ def _try_pattern(pattern: str) -> None:
 class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
     """A source of the records of Kafka topics.
 
-    The offsets of a partition number its events, so a channel stores each record once. A partition's records keep their
-    order.
+    The offsets in a partition are the numbers of its events, so a channel stores each record once. The records of a
+    partition keep their order.
     """
 
     own_properties: ClassVar[Mapping[str, str]] = {
@@ -62,30 +62,30 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
     partitions: dict[TopicName, Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]] = Field(
         default_factory=dict, validate_default=True
     )
-    """Partitions by topic, instead of `topics` and `topic_pattern`: this source reads these, regardless of the
+    """Partitions by topic, instead of `topics` and `topic_pattern`: this source reads these partitions, regardless of
     other members of the group."""
 
     group: str = Field(min_length=1, max_length=255)
-    """The consumer group, which stores how far the partitions have been read."""
+    """The consumer group, which stores the positions up to which partitions have been read."""
 
     offset_reset: Literal["earliest", "latest", "fail"] = "earliest"
     """Where to start reading a partition if the group has no offset, or the record at the offset no longer exists.
     `fail`: nothing is read until an operator sets the group's offset."""
 
     headers: list[RecordHeader] = Field(default=["key", "topic", "partition", "offset", "timestamp"])
-    """The record's properties that become headers of the event, in addition to the record's own headers, which keep
+    """The properties of a record that become headers of the event, in addition to the record's own headers, which keep
     their names."""
 
     header_prefix: str = DEFAULT_PREFIX
-    """The prefix of the names of these headers. Empty: `key`, `topic` and so on, as Flume's source names them."""
+    """The prefix of the names of these headers. If empty, they are `key`, `topic` and so on, as in Flume's source."""
 
     tombstones: Literal["mark", "skip"] = "mark"
     """Records without a value (null). `mark`: an empty body, and the header `tombstone` (after `header_prefix`) is
     `true`. `skip`: they are dropped and counted."""
 
     topic_ids: bool = True
-    """Whether the id of a topic distinguishes it from a deleted topic of the same name. Brokers before Kafka 2.8 have
-    no ids; set false for brokers that do not describe topics."""
+    """Whether the id of a topic distinguishes it from a deleted topic with the same name. Brokers before Kafka 2.8 have
+    no ids; set this to false for brokers that cannot describe topics."""
 
     batch_events_max: int = Field(10_000, ge=1, le=1_000_000)
     """The maximum number of events in a transaction; fewer if the `transaction_capacity` of a channel is smaller."""
@@ -119,9 +119,9 @@ class KafkaSourceConfig(KafkaClientConfig, SourceConfig):
         return {
             **self.client_properties(name),
             "group.id": self.group,
-            # The source itself decides where to start, so that it can log, count and check that.
+            # The source itself decides where to start, so that it can check, log and count it.
             "auto.offset.reset": "error",
-            # Commits what was stored, at an interval and before a partition goes to another member.
+            # Commits the offsets of stored records, at an interval and before a partition is revoked.
             "enable.auto.commit": True,
             "enable.auto.offset.store": False,
         }

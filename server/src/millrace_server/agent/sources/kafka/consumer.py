@@ -1,4 +1,4 @@
-"""The consumer of a source: fetches records of its partitions, and commits what is stored. It runs on one thread."""
+"""The consumer of a source, which fetches the records of its partitions and commits the offsets of stored ones."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -32,19 +32,19 @@ from millrace_server.agent.supervision import ComponentError
 from millrace_server.errors import MillraceError
 
 FETCH_EVENTS_MAX = 10_000
-"""Records of one fetch; their bytes are bounded by what librdkafka fetches ahead (`queued.max.messages.kbytes`)."""
+"""The maximum number of records in a fetch; their size is limited by librdkafka's `queued.max.messages.kbytes`."""
 
 WAIT_SECONDS = 0.5
-"""How long a fetch waits for a first record; it delays the end of a source."""
+"""How long a fetch waits for the first record, which also delays the end of the source."""
 
 REVOKE_SECONDS = 20.0
-"""How long a partition that goes to another member waits until what was fetched of it is stored."""
+"""How long the revocation of a partition waits until the fetched records are stored."""
 
 _Key = tuple[str, int]
 
 
 class Report(Protocol):
-    """Logs something that has happened, with fields, and counts it as an incident."""
+    """Logs a message with fields, and counts an incident."""
 
     def __call__(self, incident: str, message: str, **fields: object) -> None: ...
 
@@ -59,7 +59,7 @@ class AssignedPartition:
 
 
 class Fetched(NamedTuple):
-    """Records of one partition, in order."""
+    """Records of a partition, in order."""
 
     key: _Key
     assigned: AssignedPartition
@@ -67,10 +67,10 @@ class Fetched(NamedTuple):
 
 
 class PartitionConsumer:
-    """Fetches records. Its methods are called on one thread, except for `note_stored`.
+    """Fetches records. Its methods must be called on one thread, except for `note_stored`.
 
     Attributes:
-        is_stored: Set while all records that were returned by `fetch` are stored, and when the source stops.
+        is_stored: Set while all records returned by `fetch` are stored, and when the source stops.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PartitionConsumer:
             raise ComponentError(f"the settings of the client are refused: {described(error)}") from None
 
     def open(self) -> None:
-        """Connects, and joins the group or assigns the partitions; raises ComponentError if that is not possible."""
+        """Connects, and joins the group or assigns the partitions. Raises ComponentError if that is not possible."""
         self._cluster_id = self._look_up_cluster()
         config = self._config
         if config.partitions:
@@ -112,7 +112,7 @@ class PartitionConsumer:
             self._on_assign(self._consumer, partitions)
             self._raise_failure()
             return
-        # librdkafka takes a name that begins with ^ for a regular expression.
+        # librdkafka interprets a name that begins with ^ as a regular expression.
         pattern = [] if config.topic_pattern is None else [subscribed(config.topic_pattern)]
         try:
             self._consumer.subscribe(
@@ -125,14 +125,14 @@ class PartitionConsumer:
             raise ComponentError(f"cannot subscribe: {described(error)}") from None
 
     def close(self) -> None:
-        """Commits what is stored, and leaves the group."""
+        """Commits the offsets of stored records, and leaves the group."""
         self._consumer.close()
 
     def _look_up_cluster(self) -> str:
         try:
             return self._consumer.list_topics(timeout=self._timeout).cluster_id or ""
         except KafkaException as error:
-            # Serves `_on_error`, which knows more.
+            # Serves `_on_error`, which gets more specific errors.
             self._consumer.poll(0)
             servers = ", ".join(self._config.bootstrap_servers)
             raise ComponentError(f"{servers} cannot be reached: {self._trouble or described(error)}") from None
@@ -140,9 +140,9 @@ class PartitionConsumer:
     # Fetching.
 
     def fetch(self) -> list[Fetched]:
-        """Returns the next records, by partition; none if there are none for a while.
+        """Returns the next records, by partition; nothing if there are none for a while.
 
-        Raises ComponentError if the source must begin again, ComponentFailedError if an operator must decide.
+        Raises ComponentError if the source must start over, ComponentFailedError if an operator must decide.
         """
         messages = self._held
         if messages:
@@ -159,7 +159,7 @@ class PartitionConsumer:
         return self._by_partition(messages)
 
     def stay_in_group(self) -> None:
-        """Shows the brokers that the source lives, while what it has fetched cannot be stored yet."""
+        """Keeps the membership in the group while fetched records cannot be stored yet."""
         if not self._is_paused:
             self._is_paused = True
             self._set_paused(self._consumer.assignment())
@@ -195,23 +195,23 @@ class PartitionConsumer:
         return [
             Fetched(key, self._assigned[key], list(self.records.read(*key, group)))
             for key, group in groups.items()
-            # Not those of a partition that went to another member in the meantime.
+            # Without those of a partition that was revoked in the meantime.
             if key in self._assigned
         ]
 
     def note_stored(self, key: _Key, next_offset: int) -> None:
-        """Lets the group's offset be committed, soon, and before the partition goes to another member."""
-        # It may have gone already.
+        """Marks an offset to be committed at the next interval, or before the partition is revoked."""
+        # The partition may have been revoked already.
         with suppress(KafkaException):
             self._consumer.store_offsets(offsets=[TopicPartition(*key, next_offset)])
 
-    # Callbacks, which are called in `consume`, `poll` and `close`.
+    # Callbacks, which are called by `consume`, `poll` and `close`.
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
             placed = self._place(partitions)
         except (ComponentError, MillraceError, TimeoutError) as error:
-            # `fetch` raises it: an exception here would be lost in librdkafka.
+            # `fetch` raises it, since librdkafka would ignore an exception here.
             self._failure = error
             return
         except KafkaException as error:
@@ -224,7 +224,7 @@ class PartitionConsumer:
         self._set_paused(placed)
         self._report_rebalance("assigned", partitions)
         for partition in placed:
-            # So that a start at the end of a partition is not moved to a later end by a restart.
+            # If the source starts at the end of a partition, a restart must not start at a later end.
             self.note_stored((partition.topic, partition.partition), partition.offset)
 
     def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -238,7 +238,7 @@ class PartitionConsumer:
         self._report_rebalance("revoked", partitions)
 
     def _report_rebalance(self, what: str, partitions: list[TopicPartition]) -> None:
-        # With cooperative assignment, librdkafka also reports rebalances that change nothing for this member.
+        # With cooperative assignment, librdkafka also reports rebalances that do not affect this member.
         if partitions:
             self._report("rebalance", f"partitions were {what}", partitions=_names(partitions))
 
@@ -315,7 +315,7 @@ class PartitionConsumer:
 
 def _error_of(message: Message, error: KafkaError) -> ComponentError:
     if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its public constants have such names
-        # The next run looks up where the partition begins, and what is stored.
+        # The next run looks up the start of the partition, and what is stored.
         where = f"{message.topic()}-{message.partition()}"
         return ComponentError(f"{where}: the record at the source's offset is gone: {error.str()}")
     topic = f"{message.topic()}: " if message.topic() else ""

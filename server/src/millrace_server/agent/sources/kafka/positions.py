@@ -1,10 +1,10 @@
-"""Where a partition is read from: the group's committed offset, corrected by what the channels have stored.
+"""The position at which a partition is read: the group's committed offset, corrected by what the channels have stored.
 
-A record's offset is its number in the stamps of its partition's producer, so channels know what they have stored, also
-where a commit to the group was lost. A batch covers all offsets from the end of the batch before it up to its last
-record: offsets that have no record, since it was compacted away or belongs to a transaction's end, leave no gap in the
-numbers. So however many such offsets there are, a channel remembers one interval, and one more for each place where
-records were skipped (the group's offset was set forward, or `offset_reset` is `latest`).
+A record's offset is its number in the stamps of its partition's producer, so channels know what they have stored, even
+if a commit to the group was lost. A batch covers all offsets from the end of the previous batch up to its last record:
+offsets without a record, because of compaction or transaction markers, leave no gap in the numbers. So regardless of
+the number of such offsets, a channel remembers one interval, and one more for each position at which records were
+skipped (because the group's offset was set forward, or `offset_reset` is `latest`).
 """
 
 import hashlib
@@ -21,20 +21,20 @@ _ID_NAME_LENGTH_MAX = 60
 
 
 def producer_id_of(cluster_id: str, topic_id: str, group: str, topic: str, partition: int) -> str:
-    """Returns the producer that stands for a partition in the channels' stamps."""
+    """Returns the producer id that identifies a partition in stamps."""
     identity = json.dumps([cluster_id, topic_id, group, topic, partition])
     digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
     return f"kafka/{topic[:_ID_NAME_LENGTH_MAX]}/{partition}/{digest}"
 
 
 class PartitionFacts(NamedTuple):
-    """What is known of a partition when it is assigned to the source."""
+    """What is known about a partition when it is assigned to the source."""
 
     name: str
     low: int
     """The offset of the oldest record."""
     high: int
-    """The offset behind the newest record."""
+    """The offset after the newest record."""
     committed: int | None
     """The group's offset."""
     producer_id: str
@@ -42,17 +42,17 @@ class PartitionFacts(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a partition is read from."""
+    """The position at which reading a partition starts."""
 
     position: int
     covered_from: int
-    """The first number of the first batch: no record between this one and the position exists any more."""
+    """The first number of the first batch: there are no more records between this number and the position."""
     reset_reason: str
-    """Why it is not the group's offset; empty if it is, or there never was one."""
+    """Why the position is not the group's offset; empty if it is, or if the group had none."""
 
 
 def start_of(facts: PartitionFacts, offset_reset: str) -> Start:
-    """Returns where to start; raises ComponentFailedError if an operator must decide."""
+    """Returns where to start. Raises ComponentFailedError if an operator must decide."""
     _refuse_reused_offsets(facts)
     wanted = facts.committed
     if wanted is None:
@@ -85,18 +85,18 @@ def _refuse_reused_offsets(facts: PartitionFacts) -> None:
 
 
 def _first_unstored(stored: Ranges) -> int | None:
-    """Returns where to start without a committed offset: what some channel may miss; None if nothing is stored."""
+    """Returns the first offset that some channel may lack, if the group has none; None if nothing is stored."""
     known = [ranges for ranges in stored if ranges]
     if not known:
         return None
     if len(known) < len(stored):
-        # A crash after the very first batch leaves it in some of the channels only.
+        # After a crash during the very first batch, only some of the channels may have it.
         return min(ranges[0][0] for ranges in known)
     return min(ranges[-1][1] + 1 for ranges in known)
 
 
 def _behind_stored(position: int, stored: Ranges) -> int:
-    """Returns the first offset, from a position on, that some channel has not stored."""
+    """Returns the first offset at or after a position that some channel has not stored."""
     while True:
         ends = [_end_at(position, ranges) for ranges in stored]
         if not ends or min(ends) == position:
@@ -116,17 +116,17 @@ def _reset(facts: PartitionFacts, offset_reset: str, reason: str) -> int:
 
 
 class Piece(NamedTuple):
-    """Some of a partition's records, to be stored together."""
+    """Records of a partition that are stored together."""
 
     start: int
-    """Index of the first."""
+    """Index of the first record."""
     stop: int
     first_number: int
     last_number: int
 
 
 class PieceCutter:
-    """Cuts the records of a partition into batches that no channel has stored in part.
+    """Splits the records of a partition into batches, none of which a channel has partly stored.
 
     Attributes:
         next_number: One past the last number that was used.
@@ -137,7 +137,7 @@ class PieceCutter:
         self._bounds = boundaries_after(start.covered_from, stored)
 
     def pieces(self, offsets: Sequence[int], sizes: Sequence[int], events_max: int, bytes_max: int) -> Iterator[Piece]:
-        """Yields the pieces of records with these offsets, which ascend, and sizes of their bodies."""
+        """Yields the pieces of records with these ascending offsets and sizes of bodies."""
         ends = list(accumulate(sizes))
         start = 0
         while start < len(offsets):
@@ -148,14 +148,14 @@ class PieceCutter:
             stop = max(min(stop, bisect_right(ends, before + bytes_max, start, stop)), start + 1)
             last = offsets[stop - 1]
             if bound is not None and stop < len(offsets) and offsets[stop] >= bound:
-                # Up to the bound exactly: a channel may have stored a record there that is compacted away now.
+                # Exactly up to the bound: a channel may have stored a record there that has since been compacted.
                 last = bound - 1
             yield Piece(start, stop, self.next_number, last)
             self.next_number = last + 1
             start = stop
 
     def _take_bound(self, offset: int) -> int | None:
-        """Returns the first bound behind an offset; numbers before the last one at or below it stay unused."""
+        """Returns the first bound after an offset; numbers below the last bound up to the offset remain unused."""
         while self._bounds and self._bounds[0] <= offset:
             self.next_number = max(self.next_number, self._bounds.pop(0))
         return self._bounds[0] if self._bounds else None

@@ -1,4 +1,4 @@
-"""Kafka's records as events."""
+"""The conversion of Kafka's records to events."""
 
 import json
 from base64 import b64encode
@@ -15,44 +15,44 @@ from millrace_server.agent.kafka.header_names import HeaderNames
 from millrace_server.agent.sources.kafka.config import KafkaSourceConfig
 
 REPEATED, UNREADABLE, SKIPPED = "repeated_header", "unreadable_headers", "tombstone_skipped"
-"""What is counted of records that do not become an event as they are."""
+"""Incidents that are counted, of records that are not converted to events completely."""
 
 _Cells = list[str | None]
 _Headers = list[tuple[str, bytes | None]] | None
-"""Those of a record that a consumer has received; the library's type has also what a producer may pass."""
+"""The headers of a received record; the library's type also includes what a producer may pass."""
 
 _offset_of: Callable[[Message], int] = Message.offset  # type: ignore[assignment]  # a received message has one
 
 _OWN_NAMES_MAX = HEADER_KEYS_MAX - len(HeaderNames._fields)
-"""Different names of the records' own headers in a batch, so that there is no table of many names and many records."""
+"""The maximum number of different names of the records' own headers in a batch, which limits the size of its table."""
 
 
 class RecordBatch(NamedTuple):
-    """Records of one partition, in order."""
+    """Events of a partition's records, in order."""
 
     offsets: Sequence[int]
     table: EventTable
     next_offset: int
-    """One past the last record, which may have become no event."""
+    """One past the last record, which may have been skipped."""
 
 
 class RecordReader:
-    """Makes events of records, a column at a time.
+    """Converts records to events, a column at a time.
 
     Attributes:
-        remarks: How many records met each of `REPEATED`, `UNREADABLE` and `SKIPPED`.
+        remarks: The number of each of the incidents `REPEATED`, `UNREADABLE` and `SKIPPED`.
     """
 
     def __init__(self, config: KafkaSourceConfig) -> None:
         self._names = HeaderNames.with_prefix(config.header_prefix)
         self._wanted = frozenset(config.headers)
-        # A record that was mirrored may have headers of these names, which describe another record.
+        # A mirrored record may have headers with these names, which describe another record.
         self._reserved = frozenset(getattr(self._names, each) for each in (*config.headers, "tombstone", "base64"))
         self._skips_tombstones = config.tombstones == "skip"
         self.remarks: Counter[str] = Counter()
 
     def read(self, topic: str, partition: int, messages: Sequence[Message]) -> Iterator[RecordBatch]:
-        """Yields a partition's records in one batch, or in several if they have many different headers."""
+        """Yields the records of a partition in one batch, or in several if they have many different headers."""
         headers = self._headers_of(messages)
         start = 0
         while start < len(messages):
@@ -64,9 +64,9 @@ class RecordReader:
     def _headers_of(self, messages: Sequence[Message]) -> list[_Headers] | None:
         """Returns the headers of each record; None if no record has any."""
         headers: list[_Headers] = []
-        # confluent-kafka 2.16 returns a list with a null pointer and sets an error, if a name is not UTF-8: Kafka does
-        # not allow such names, but brokers accept them. `map` checks each call for both, which the interpreter's own
-        # calls of methods do not once they are optimized; and no message is asked twice, as the list would come back.
+        # If a name is not UTF-8, which Kafka forbids but brokers accept, confluent-kafka 2.16 sets an error and returns
+        # a list with a null pointer. `map` checks each call for this, unlike the interpreter's optimized method calls.
+        # No message is asked twice, since it would return the list again.
         found = map(Message.headers, messages)
         for _ in messages:
             try:
@@ -121,7 +121,7 @@ class RecordReader:
 
 
 def _stop_of_names(headers: Sequence[_Headers], start: int) -> int:
-    """Returns where the records from `start` on have more different header names than a batch may; at least one on."""
+    """Returns the end of the batch from `start`: at most `_OWN_NAMES_MAX` header names, but at least one record."""
     names: set[str] = set()
     for index in range(start, len(headers)):
         names.update(name for name, _ in headers[index] or ())
@@ -134,7 +134,7 @@ class _Columns:
     """Headers as columns.
 
     Attributes:
-        base64_names: The headers of a record that are in Base64, by the record's index.
+        base64_names: The names of each record's headers that are in Base64, by the record's index.
     """
 
     def __init__(self, count: int, reserved: frozenset[str], remarks: Counter[str]) -> None:
@@ -145,7 +145,7 @@ class _Columns:
         self.named: dict[str, HeaderValues] = {}
 
     def add_all(self, own: Iterable[_Headers]) -> None:
-        """Adds the records' own headers, but for reserved ones."""
+        """Adds the records' own headers, except reserved ones."""
         found: dict[str, _Cells] = {}
         for index, headers in enumerate(own):
             for name, value in headers or ():
@@ -165,12 +165,12 @@ class _Columns:
             self.named[name] = first if first is not None and cells.count(first) == self._count else cells
 
     def _forget_earlier(self, index: int, name: str) -> None:
-        # The last one counts, as for Kafka's own `lastHeader`.
+        # The last one counts, as in Kafka's own `lastHeader`.
         self._remarks[REPEATED] += 1
         self.base64_names.get(index, set()).discard(name)
 
     def text_cells(self, name: str, values: Sequence[bytes | None]) -> _Cells:
-        """Returns values as text, and notes which are in Base64."""
+        """Returns values as text, in Base64 if they are not UTF-8, which is noted."""
         try:
             return [None if value is None else value.decode() for value in values]
         except UnicodeDecodeError:

@@ -15,19 +15,19 @@ from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
 
 STAY_SECONDS = 2.0
-"""While records cannot be stored, the source shows the brokers at this interval that it lives."""
+"""The interval at which the source polls to remain in the group while records cannot be stored."""
 
 CLOSE_SECONDS = 5.0
-"""How long the end of a run waits for the brokers to take the last commit; what is stored is known without it."""
+"""How long a run waits for the brokers to accept the last commit when it ends; the channels know what is stored."""
 
 
 class KafkaSource:
-    """Stores the records of partitions, each exactly once and in their order.
+    """Stores the records of partitions, each exactly once and in order.
 
     Each partition is a producer, and the stamp of a batch says which offsets it covers. So the channels themselves know
-    what they have stored, whatever became of the commit of the group's offset, which follows.
+    what they have stored, whether or not the subsequent commit of the group's offset succeeds.
 
-    A thread fetches the next records, and makes events of them, while the previous ones are being stored.
+    A thread fetches the next records, and converts them to events, while the previous ones are being stored.
     """
 
     def __init__(self, name: str, config: KafkaSourceConfig) -> None:
@@ -41,7 +41,7 @@ class KafkaSource:
             await thread.submit(consumer.open)
             await _Pump(writer, thread, consumer).run()
         finally:
-            # A rebalance must not wait for records that are not going to be stored.
+            # A rebalance must not wait for records that will not be stored.
             consumer.is_stored.set()
             await thread.end_with(consumer.close, CLOSE_SECONDS)
 
@@ -69,7 +69,7 @@ class _Pump:
         try:
             while True:
                 fetched = await upcoming
-                # Only now, since a topic that does not exist is an error of the first fetch.
+                # Only now, since a missing topic is an error of the first fetch.
                 self._writer.report_running()
                 self._count_remarks()
                 # Before the next fetch, in which a rebalance may wait for these records.
@@ -90,7 +90,7 @@ class _Pump:
     async def _store(self, fetched: Sequence[Fetched], upcoming: "asyncio.Future[list[Fetched]]") -> None:
         tasks = [asyncio.create_task(self._store_partition(each)) for each in fetched]
         storing = asyncio.gather(*tasks)
-        # At once, since a rebalance on the thread may wait for it.
+        # A callback, since a rebalance on the thread may be waiting for it.
         storing.add_done_callback(lambda _: self._consumer.is_stored.set())
         try:
             while not storing.done():
@@ -109,7 +109,7 @@ class _Pump:
             sizes = list(map(len, batch.table.bodies))
             for piece in assigned.cutter.pieces(batch.offsets, sizes, writer.events_max, writer.body_bytes_max):
                 first, last = piece.first_number, piece.last_number
-                # Older records are gone for good: channels need not remember which of them were skipped.
+                # Older records no longer exist, so channels need not remember which of them were skipped.
                 oldest_open = min(assigned.oldest_offset, first) or None
                 stamp = Stamp(assigned.producer_id, first, last, oldest_open=oldest_open)
                 await writer.deliver(batch.table.part(piece.start, piece.stop), stamp)

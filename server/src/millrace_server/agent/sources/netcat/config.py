@@ -10,15 +10,15 @@ from millrace_server.agent.lines.config import CharsetConfig, LinesConfig
 from millrace_server.agent.sources.listening import AddressSourceConfig
 
 CONNECTIONS_HIGHEST = 5_000
-"""Each connection may leave a gap in the numbers of what is stored; channels remember 10,000 of them."""
+"""Each connection may leave a gap in the numbers of stored events, and channels remember 10,000 gaps."""
 
 
 class NetcatSourceConfig(CharsetConfig, AddressSourceConfig):
     """A source of lines over TCP, as `nc` sends them.
 
     Each line is an event, without its line end, LF or CR LF. The response is `OK` once it is stored in all required
-    channels, or `FAILED: ` and a sentence if it is not; responses are lines of ASCII, in the order of the lines. A
-    line without a response may be stored or not: a sender that repeats it may store it twice.
+    channels, or `FAILED: ` and a sentence if it is not; responses are lines of ASCII, in the order of the lines. A line
+    without a response may be stored or not; if its sender repeats it, it may be stored twice.
     """
 
     type: Literal["netcat"]
@@ -29,8 +29,7 @@ class NetcatSourceConfig(CharsetConfig, AddressSourceConfig):
     `FAILED` is sent in any case."""
 
     line_bytes_max: ByteSize = Field(64 * KIB, ge=16, le=16 * MIB)
-    """A line with more bytes, including its line end, is refused with `FAILED`, and the lines after it are
-    stored."""
+    """A line with more bytes, including its line end, is refused with `FAILED`; the lines after it are stored."""
 
     line_seconds_max: float = Field(60.0, gt=0, le=3_600, allow_inf_nan=False)
     """A connection is closed if a line is not complete this long after its first byte, or if responses are not read for
@@ -47,7 +46,7 @@ class NetcatSourceConfig(CharsetConfig, AddressSourceConfig):
 
     @property
     def lines(self) -> LinesConfig:
-        """How lines are split. One that is too long comes out truncated, and its size tells."""
+        """How lines are split. A line that is too long is truncated, and recognized by its size."""
         return LinesConfig(
             charset=self.charset,
             decode_errors=self.decode_errors,

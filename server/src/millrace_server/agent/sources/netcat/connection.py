@@ -1,4 +1,4 @@
-"""The connection of one sender: its lines are stored and acknowledged in order."""
+"""The connection of a sender, whose lines are stored and acknowledged in order."""
 
 import asyncio
 from itertools import compress
@@ -12,13 +12,13 @@ from millrace_server.agent.sources.netcat.config import NetcatSourceConfig
 from millrace_server.agent.supervision import ComponentError
 
 READ_BYTES = 256 * 1024
-"""The maximum number of bytes that are read, and stored as one batch. Twice as much is buffered while they are being
-stored."""
+"""The maximum number of bytes that are read and stored as one batch. While they are being stored, up to twice as much
+is buffered."""
 
 _OK = b"OK\n"
 
 
-class _ConnectionEnd(Exception):  # noqa: N818 - it is no error of ours
+class _ConnectionEnd(Exception):  # noqa: N818 - not an error of the source
     """Raised when the connection has to be closed; the message is a sentence for the sender."""
 
 
@@ -50,9 +50,9 @@ class NetcatConnection:
             self._reading.reschedule(self._clock())
 
     async def serve(self) -> None:
-        """Serves until the sender ends the connection, or has to be cut off.
+        """Serves until the sender or the source ends the connection.
 
-        Raises OSError if the connection breaks. A line that is incomplete then is discarded: its end may be missing.
+        Raises OSError if the connection breaks. An incomplete line is then discarded, since its end may be missing.
         """
         try:
             while data := await self._read():
@@ -61,7 +61,7 @@ class NetcatConnection:
                 await self._store(lines)
                 if lines.count or was_between:
                     self._progress_at = self._clock()
-            # The sender has sent everything and may still read: its last line needs no line end.
+            # The sender has sent everything, but may still read; its last line needs no line end.
             await self._store(self._splitter.finish())
         except _ConnectionEnd as end:
             await self._respond(b"FAILED: %s\n" % str(end).encode("ascii", "backslashreplace"))

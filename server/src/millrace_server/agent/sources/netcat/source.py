@@ -14,13 +14,13 @@ from millrace_server.agent.sources.netcat.connection import READ_BYTES, NetcatCo
 from millrace_server.network.accepting import ConnectionSlot, ConnectionSlots, client_ip
 
 FINISH_SECONDS_MAX = 5.0
-"""How long lines that have been read may take to be stored and acknowledged when the source stops."""
+"""When the source stops: how long storing and acknowledging the lines that were read may take."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class NetcatSource:
-    """Listens, and serves each connection by its own task, so that connections share commits."""
+    """Listens for connections, and serves each in its own task, so that connections share commits."""
 
     def __init__(self, name: str, config: NetcatSourceConfig) -> None:
         self._name = name
@@ -56,7 +56,7 @@ class NetcatSource:
             async with asyncio.timeout(self._config.line_seconds_max):
                 await writer.wait_closed()
         except OSError:
-            # The sender has gone, or does not read its responses: TimeoutError is an OSError.
+            # The sender has disconnected, or does not read its responses: TimeoutError is an OSError.
             pass
         except Exception:  # noqa: BLE001 - a bug in one connection must not end the others
             _log.exception("a connection could not be served", source=self._name)
@@ -65,7 +65,7 @@ class NetcatSource:
             slot.release()
 
     async def _end_connections(self) -> None:
-        """Lets batches that have been read be stored and acknowledged, within a time limit."""
+        """Waits until batches that were read are stored and acknowledged, within a time limit; then ends all."""
         for connection in self._serving.values():
             connection.end()
         if self._serving:
