@@ -6,7 +6,6 @@ usually show which sequences its events had, because without a reserve sequences
 repair state the gaps that it left.
 """
 
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from google.protobuf.message import Message
@@ -15,7 +14,7 @@ from millrace_server.channels.memory_tier import RESERVED_AHEAD
 from millrace_server.channels.replay import ContradictionError, decode_message
 from millrace_server.channels.stamps import IntervalSet
 from millrace_server.log_tools.contents_check import columns_of
-from millrace_server.log_tools.event_index import LOST, EventIndex, Piece, Range
+from millrace_server.log_tools.event_index import LOST, EventIndex, Piece, taken_ranges
 from millrace_server.log_tools.placement import Group, Step, are_commits_alone, event_count, placed
 from millrace_server.storage.v1 import records_pb2 as pb
 from millrace_server.wal.checkpoints import Checkpoint
@@ -331,7 +330,7 @@ class DamagedReplay:
         end = self._highest_end(groups, first) if next_sequence is None else max(first, index.dense(next_sequence))
         may_have_gaps = is_of_repair or first < index.kept_sequence
         placement = placed(groups, Step(first, end, is_front_known, next_sequence is not None, may_have_gaps))
-        for group, dense in placement.places:
+        for group, dense in placement.sequences:
             self._place(group, dense)
             if self.has_reserves and group.puts and not is_of_repair:
                 # A stop may have written them, and some may have been consumed while they were in memory.
@@ -378,12 +377,5 @@ class DamagedReplay:
 
     def _place(self, group: Group, dense: int) -> None:
         for record, count in group.puts:
-            self.index.place(Piece(self.index.sparse(dense), count, record.location, 0))
+            self.index.add_piece(Piece(self.index.sparse(dense), count, record.location, 0))
             dense += count
-
-
-def taken_ranges(takes: Iterable[pb.Take]) -> Iterator[Range]:
-    """Yields the ranges of sequences that TAKE records take."""
-    for take in takes:
-        for first, count in zip(take.first_sequences, take.counts, strict=True):
-            yield first, first + count - 1

@@ -70,40 +70,39 @@ class EventIndex(StateRecovery):
         self.unstamped = IntervalSet()
         self.is_doubtful = False
         self.kept_sequence = 0
-        self._places: dict[int, Piece] = {}
+        self._pieces: dict[int, Piece] = {}
 
     def pieces(self) -> Iterator[Piece]:
         """Yields the events that are present and have a location, by sequence."""
         end = 0
-        for _, place in sorted(self._places.items()):
+        for _, piece in sorted(self._pieces.items()):
             # A checkpoint and a commit may refer to the same record.
-            for first, last in intersection(self.present, max(place.first_sequence, end), place.last_sequence):
-                start = place.start + first - place.first_sequence
-                yield place._replace(first_sequence=first, event_count=last + 1 - first, start=start)
-            end = max(end, place.last_sequence + 1)
+            for first, last in intersection(self.present, max(piece.first_sequence, end), piece.last_sequence):
+                start = piece.start + first - piece.first_sequence
+                yield piece._replace(first_sequence=first, event_count=last + 1 - first, start=start)
+            end = max(end, piece.last_sequence + 1)
 
     def commit_events(self, commit: pb.Commit, puts: Sequence[Location], takes: Sequence[pb.Take]) -> None:
         index = 0
         for put, count in zip(puts, commit.put_counts, strict=True):
             offsets = commit.commit_offsets[index : index + count]
-            self.place(Piece(commit.first_sequence + index, count, put, 0, commit.commit_time, offsets))
+            self.add_piece(Piece(commit.first_sequence + index, count, put, 0, commit.commit_time, offsets))
             index += count
-        for take in takes:
-            for first, count in zip(take.first_sequences, take.counts, strict=True):
-                self.present.remove(first, first + count - 1)
+        for taken in taken_ranges(takes):
+            self.present.remove(*taken)
 
     def persist_events(self, message: pb.MemoryState, puts: Sequence[Location]) -> None:
         for batch in persisted_batches(message, puts, self):
-            self.place(Piece.of(batch))
+            self.add_piece(Piece.of(batch))
 
     def read(self, _stored: StoredColumns) -> Never:
         """Never called: events are read by their locations."""
         raise AssertionError
 
-    def place(self, piece: Piece) -> None:
+    def add_piece(self, piece: Piece) -> None:
         self.add_lost(piece.first_sequence, piece.first_sequence + piece.event_count)
         if piece.location != LOST:
-            self._places[piece.first_sequence] = piece
+            self._pieces[piece.first_sequence] = piece
 
     @property
     def _gap(self) -> range:
@@ -158,7 +157,7 @@ class EventIndex(StateRecovery):
         self.present, self.doubtful = IntervalSet(), IntervalSet()
         self.note_time(message.state.last_commit_time)
         for batch in restore_batches(message.batches, self):
-            self.place(Piece.of(batch))
+            self.add_piece(Piece.of(batch))
 
     def _adopt(self, state: pb.State) -> None:
         """Adopts a state, which includes the stamps, ended transactions and claims of lost records before it."""
@@ -174,6 +173,13 @@ def intersection(intervals: IntervalSet, first: int, last: int) -> Iterator[Rang
         if first < gap_first:
             yield first, gap_first - 1
         first = gap_last + 1
+
+
+def taken_ranges(takes: Iterable[pb.Take]) -> Iterator[Range]:
+    """Yields the ranges of sequences that TAKE records take."""
+    for take in takes:
+        for first, count in zip(take.first_sequences, take.counts, strict=True):
+            yield first, first + count - 1
 
 
 def shown_ranges(ranges: Sequence[Range]) -> str:

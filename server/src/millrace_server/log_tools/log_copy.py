@@ -131,6 +131,6 @@ async def _submit(log: Log, records: Sequence[Record], *, begins_segment: bool) 
 
 def check_same(before: Recovered, after: Recovered, where: str) -> None:
     """Raises DamagedError if two recoveries differ, apart from the locations of events."""
-    found = differences(before, after, compares_places=False)
+    found = differences(before, after, compares_segments=False)
     if found:
         raise DamagedError(f"{where}: returns other bytes than were written: {', '.join(found)}")

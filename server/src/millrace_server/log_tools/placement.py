@@ -44,8 +44,8 @@ class Step(NamedTuple):
 class Placement(NamedTuple):
     """The sequences of groups, as far as they are certain."""
 
-    places: Sequence[tuple[Group, int]]
-    """Each with its first sequence."""
+    sequences: Sequence[tuple[Group, int]]
+    """Groups, each with its first sequence."""
     open_first: int
     """The sequence after the groups that were placed from the front."""
     open_end: int

@@ -58,7 +58,7 @@ LOSSLESS = {DamageKind.HEADER, DamageKind.TOO_LONG}
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One damaged place of a log."""
+    """Damage at one position of a log."""
 
     kind: DamageKind
     segment_id: int

@@ -198,10 +198,10 @@ def _add_problem(report: Report, sentence: str) -> None:
         report.problems.append(sentence)
 
 
-def differences(one: Recovered, other: Recovered, *, compares_places: bool = True) -> list[str]:
-    """Returns how two recoveries of a channel differ; with `compares_places`, also in the segments of their events."""
+def differences(one: Recovered, other: Recovered, *, compares_segments: bool = True) -> list[str]:
+    """Returns how two recoveries of a channel differ; with `compares_segments`, also in the segments of events."""
     found: list[str] = []
-    if batches_of(one, has_places=compares_places) != batches_of(other, has_places=compares_places):
+    if batches_of(one, has_segments=compares_segments) != batches_of(other, has_segments=compares_segments):
         found.append(f"it holds {one.queue.event_count} events and {other.queue.event_count}")
     if one.next_sequence != other.next_sequence:
         found.append(f"its next sequence is {one.next_sequence} and {other.next_sequence}")
@@ -214,7 +214,7 @@ def differences(one: Recovered, other: Recovered, *, compares_places: bool = Tru
     return found
 
 
-def batches_of(recovered: Recovered, *, has_places: bool = True) -> Sequence[tuple[int, int, int, int, int]]:
+def batches_of(recovered: Recovered, *, has_segments: bool = True) -> Sequence[tuple[int, int, int, int, int]]:
     """Returns a queue as contiguous ranges.
 
     Each has its first and end sequence, its segment, the bytes of its bodies, and a checksum of the commit times.
@@ -225,7 +225,7 @@ def batches_of(recovered: Recovered, *, has_places: bool = True) -> Sequence[tup
         location = batch.window.stored.location
         assert location is not None, "what is recovered is in the log"
         first, body_bytes = batch.first_sequence, batch.window.body_bytes
-        segment_id = location.segment_id if has_places else 0
+        segment_id = location.segment_id if has_segments else 0
         checksum = 0
         if ranges and ranges[-1][1:3] == (first, segment_id):
             first, _, _, body_bytes_before, checksum = ranges.pop()
