@@ -21,7 +21,7 @@ _TOKEN = re.compile(
 class SettingLines:
     """The lines of a valid TOML file on which its tables and keys are.
 
-    Python's parser does not tell them. So each statement, a table's heading or a key with its value, is parsed alone.
+    Python's parser does not report them. So each statement, a table's heading or a key with its value, is parsed alone.
     """
 
     def __init__(self, text: str) -> None:

@@ -114,13 +114,13 @@ def _shown_text(text: str) -> str:
     return json.dumps(text)
 
 
-class _Place(NamedTuple):
-    """The place of an error."""
+class _Setting(NamedTuple):
+    """The setting that an error is about."""
 
     path: SettingPath
     """The path in TOML, without the tags of unions that pydantic adds."""
     declared: object
-    """What the model declares at this place: a field, or the type of an entry."""
+    """What the model declares there: a field, or the type of an entry."""
     others: Mapping[str, type[BaseModel]] = {}
     """The other models of the union that the declared model belongs to, by tag."""
 
@@ -139,27 +139,26 @@ def _describe(details: ErrorDetails, model: object) -> Iterator[Problem]:
         case "value_error" if location[-1:] == (_KEY_MARK,):
             yield Problem(_find(model, location[:-1]).path, str(details["ctx"]["error"]))
         case _:
-            place = _find(model, location)
-            yield Problem(place.path, _describe_value(details, place))
+            setting = _find(model, location)
+            yield Problem(setting.path, _describe_value(details, setting))
 
 
-def _describe_value(details: ErrorDetails, place: _Place) -> str:
-    was = "a secret" if _is_secret(place.declared) else shown_value(details["input"])
+def _describe_value(details: ErrorDetails, setting: _Setting) -> str:
+    was = "a secret" if _is_secret(setting.declared) else shown_value(details["input"])
     match details["type"]:
         case "missing":
-            return f"is missing; it must be {allowed_values(place.declared)}"
+            return f"is missing; it must be {allowed_values(setting.declared)}"
         case "string_pattern_mismatch":
             return f"is {was}; it must match {_pattern(details)}"
         case "value_error":
             return str(details["ctx"]["error"])
         case "too_short" | "too_long":
-            return f"has {_counted(details, place.declared)}"
+            return f"has {_counted(details, setting.declared)}"
         case "string_too_short" | "string_too_long":
             return f"is {was}; it must have {_bounded(details)} characters"
         case _:
-            return (
-                f"is {was}; it must be {allowed_values(place.declared)}{_unit_hint(details['input'], place.declared)}"
-            )
+            hint = _unit_hint(details["input"], setting.declared)
+            return f"is {was}; it must be {allowed_values(setting.declared)}{hint}"
 
 
 def _unit_hint(value: object, declared: object) -> str:
@@ -176,13 +175,13 @@ def _is_secret(declared: object) -> bool:
 
 def _describe_untyped(details: ErrorDetails, model: object) -> Iterator[Problem]:
     """Yields the allowed types, and the errors that the table has under every one of them."""
-    place = _find(model, details["loc"])
-    field, choices = choices_of(place.declared)
+    setting = _find(model, details["loc"])
+    field, choices = choices_of(setting.declared)
     table: dict[str, object] = details["input"]
     was = f"is {shown_value(table[field])}" if field in table else "is missing"
     close = difflib.get_close_matches(str(table.get(field, "")), choices, n=1)
     hint = f"; did you mean {shown_value(close[0])}?" if close else ""
-    yield Problem((*place.path, field), f"{was}; it must be {' or '.join(map(shown_value, choices))}{hint}")
+    yield Problem((*setting.path, field), f"{was}; it must be {' or '.join(map(shown_value, choices))}{hint}")
     found = [_errors_in({**table, field: tag}, choice) for tag, choice in choices.items()]
     for location, error in found[-1].items():
         if all(location in errors for errors in found):
@@ -197,7 +196,7 @@ def _errors_in(table: dict[str, object], model: type[BaseModel]) -> dict[Setting
     return {}
 
 
-def _describe_unknown_key(details: ErrorDetails, table: _Place) -> str:
+def _describe_unknown_key(details: ErrorDetails, table: _Setting) -> str:
     key = str(details["loc"][-1])
     if tags := [shown_value(tag) for tag, other in table.others.items() if key in other.model_fields]:
         return f"is only for type {' or '.join(tags)}"
@@ -241,19 +240,19 @@ def shown_path(path: SettingPath) -> str:
     return "".join(shown).removeprefix(".")
 
 
-def _find(model: object, location: SettingPath) -> _Place:
-    place = _Place((), model)
+def _find(model: object, location: SettingPath) -> _Setting:
+    setting = _Setting((), model)
     for part in location:
-        annotation, _ = unwrapped(place.declared)
-        _, choices = choices_of(place.declared)
+        annotation, _ = unwrapped(setting.declared)
+        _, choices = choices_of(setting.declared)
         if choices:
             others = {tag: choice for tag, choice in choices.items() if tag != part}
-            place = _Place(place.path, choices[str(part)], others)
+            setting = _Setting(setting.path, choices[str(part)], others)
         elif get_origin(annotation) in (dict, list):
-            place = _Place((*place.path, part), get_args(annotation)[-1])
+            setting = _Setting((*setting.path, part), get_args(annotation)[-1])
         else:
-            place = _Place((*place.path, part), fields_of(place.declared)[str(part)])
-    return place
+            setting = _Setting((*setting.path, part), fields_of(setting.declared)[str(part)])
+    return setting
 
 
 def allowed_values(declared: object) -> str:

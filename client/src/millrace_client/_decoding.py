@@ -36,7 +36,7 @@ _NANOSECONDS = 1e-9
 
 
 def _words(wire: Any, prefix: str, words: type[WordT]) -> dict[Any, WordT]:
-    """Returns words by their numbers on the wire, whose names there are theirs behind a prefix."""
+    """Returns words by their numbers on the wire, where their names have a prefix."""
     return {wire.Value(prefix + word.name): word for word in words if word.name != "UNKNOWN"}
 
 

@@ -40,7 +40,7 @@ class Delivery(DeliveredEvents):
         self._stream.settle(Settlement(self.delivery_id, is_ack=True))
 
     def nack(self) -> None:
-        """Returns the events to their places in the channel; they will be delivered again, to any consumer.
+        """Returns the events to their positions in the channel; they will be delivered again, to any consumer.
 
         Raises:
             StreamEndedError: It is too late: they have returned already.

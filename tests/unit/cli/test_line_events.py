@@ -98,22 +98,22 @@ ENDPOINTS = ["a:1", "b:1", "c:1"]
 
 def test_places_of_one_server_are_all() -> None:
     """Lines are not inspected."""
-    assert LineRouting(["a:1"], None).places([b"a", b"b"], 7) == [range(2)]
+    assert LineRouting(["a:1"], None).indexes_by_server([b"a", b"b"], 7) == [range(2)]
 
 
 def test_places_without_a_key_go_in_turn_through_the_whole_input() -> None:
     """The server of a line does not depend on the batches."""
     routing = LineRouting(ENDPOINTS, None)
-    assert routing.places([b""] * 4, 0) == [[0, 3], [1], [2]]
-    assert routing.places([b""] * 4, 4) == [[2], [0, 3], [1]]
+    assert routing.indexes_by_server([b""] * 4, 0) == [[0, 3], [1], [2]]
+    assert routing.indexes_by_server([b""] * 4, 4) == [[2], [0, 3], [1]]
 
 
 def test_places_of_keys_are_the_homes_that_producers_give_them() -> None:
     """A key has the same server as in other programs with the same servers."""
     keys = [f"customer-{number}" for number in range(50)]
     events = [Event(b"", {"customer": key}) for key in keys]
-    places = LineRouting(ENDPOINTS, "customer").places(events, 0)
-    for endpoint, its_places in zip(ENDPOINTS, places, strict=True):
-        assert its_places
-        for place in its_places:
-            assert ranked(crc32(keys[place].encode()) % BUCKETS, ENDPOINTS)[0] == endpoint
+    indexes = LineRouting(ENDPOINTS, "customer").indexes_by_server(events, 0)
+    for endpoint, its_indexes in zip(ENDPOINTS, indexes, strict=True):
+        assert its_indexes
+        for index in its_indexes:
+            assert ranked(crc32(keys[index].encode()) % BUCKETS, ENDPOINTS)[0] == endpoint

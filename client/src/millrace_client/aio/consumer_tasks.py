@@ -212,7 +212,7 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         self._core.buffer.deferred.run()
 
     def stop(self) -> None:
-        """Stops to hand out deliveries. Does not wait; may be called from any thread, also from a signal handler."""
+        """Stops handing out deliveries. Does not wait; may be called from any thread, also from a signal handler."""
         self._core.is_stopping = True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._notifier.notify_all)

@@ -99,13 +99,13 @@ class LineRouting:
         self._key_header = key_header
         self._homes = [endpoints.index(ranked(lane, endpoints)[0]) for lane in range(BUCKETS)]
 
-    def places(self, events: Sequence[Event | bytes], first_line: int) -> list[Sequence[int]]:
+    def indexes_by_server(self, events: Sequence[Event | bytes], first_line: int) -> list[Sequence[int]]:
         """Returns the indexes of each server's events, in order; `first_line` is the number of lines before them."""
         if self.server_count == 1:
             return [range(len(events))]
         found: list[list[int]] = [[] for _ in range(self.server_count)]
-        for place, event in enumerate(events):
-            found[self._server_of(event, first_line + place)].append(place)
+        for index, event in enumerate(events):
+            found[self._server_of(event, first_line + index)].append(index)
         return [*found]
 
     def _server_of(self, event: Event | bytes, line: int) -> int:

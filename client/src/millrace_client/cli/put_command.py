@@ -296,8 +296,8 @@ class _Lines:
                 events, error = self.format.events(lines, skipped)
                 if error is not None:
                     raise error
-                for server, places in enumerate(routing.places(events, skipped)):
-                    counts[server] += len(places)
+                for server, indexes in enumerate(routing.indexes_by_server(events, skipped)):
+                    counts[server] += len(indexes)
                 skipped += len(lines)
         except InputError as error:
             raise CommandError(ExitCode.USAGE, str(error)) from error

@@ -113,16 +113,16 @@ class _Share(NamedTuple):
     """One server's lines of a batch."""
 
     destination: Destination
-    places: Sequence[int]
-    """Of its lines in the batch, in order."""
+    indexes: Sequence[int]
+    """The indexes of its lines in the batch, in order."""
     futures: SendFutures
 
-    def summary_before(self, place: int, summary: SendSummary) -> SendSummary:
+    def summary_before(self, index: int, summary: SendSummary) -> SendSummary:
         """Returns the summary of the lines before an index of the batch, all of which are stored."""
-        count = bisect_left(self.places, place)
+        count = bisect_left(self.indexes, index)
         if count == summary.stored_count:
             return summary
-        results = [self.futures[index].settled(0.0) for index in range(count)]
+        results = [self.futures[number].settled(0.0) for number in range(count)]
         sequences = [result.sequence for result in results if result.sequence is not None]
         first, last = (sequences[0], sequences[-1]) if sequences else (None, None)
         return SendSummary(len(results), len(results) - len(sequences), first, last, None)
@@ -172,11 +172,11 @@ class Upload:
             self.account.lines_read += len(events)
             try:
                 shares = [
-                    _Share(destination, places, destination.producer.send_many([events[place] for place in places]))
-                    for destination, places in zip(
-                        self._destinations, self._routing.places(events, first_line), strict=True
+                    _Share(destination, indexes, destination.producer.send_many([events[index] for index in indexes]))
+                    for destination, indexes in zip(
+                        self._destinations, self._routing.indexes_by_server(events, first_line), strict=True
                     )
-                    if places
+                    if indexes
                 ]
             except ProducerClosedError:
                 # It has stopped at an earlier line; settling that line raises the error.
@@ -231,7 +231,7 @@ class Upload:
     def _count(self, summaries: Sequence[tuple[_Share, SendSummary]]) -> tuple[str, MillraceError] | None:
         """Counts a batch's lines before the first failed one; returns the server and the error of that line."""
         failures = [
-            (share.places[summary.stored_count], share.destination.endpoint, summary.failure.error)
+            (share.indexes[summary.stored_count], share.destination.endpoint, summary.failure.error)
             for share, summary in summaries
             if summary.failure is not None and summary.failure.error is not None
         ]

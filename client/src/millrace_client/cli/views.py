@@ -23,7 +23,7 @@ FULL_FILL = 0.95
 
 
 def document_of(info: Any) -> dict[str, object]:
-    """Returns what the server has told for JSON: the names of the wire, durations in seconds, times in ISO 8601."""
+    """Returns what the server reports, for JSON: names as on the wire, durations in seconds, times in ISO 8601."""
     return {key: _json_value(value) for key, value in asdict(info).items()}
 
 

@@ -10,7 +10,7 @@ from millrace_client.consuming.subscription import SubscriptionState
 
 @dataclass(slots=True)
 class ConsumerCounters:
-    """Counts since the consumer was made; see `ConsumerMetrics`, which tells them."""
+    """Counts since the consumer was created, which `ConsumerMetrics` reports."""
 
     delivered_deliveries: int = 0
     delivered_events: int = 0

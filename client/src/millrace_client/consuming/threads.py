@@ -70,12 +70,11 @@ class ConsumerDelivery(TrackedDelivery):
         return self._engine.settle(self, DeliveryState.ACKED)
 
     def nack(self, delay_seconds: float = 0.0) -> bool:
-        """Returns the events to their places in the channel; they will be delivered again, to any consumer.
+        """Returns the events to their positions in the channel; they will be delivered again, to any consumer.
 
         Args:
-            delay_seconds: How long this consumer holds them back first. In the meantime, they count towards `prefetch`
-                and
-                `prefetch_bytes_max`. They return at once if the stream ends before.
+            delay_seconds: How long this consumer holds them back first. Until then they count towards `prefetch` and
+                `prefetch_bytes_max`; they return at once if the stream ends.
 
         Returns:
             False if it is too late: the delivery was acknowledged before, or is lost.
@@ -254,7 +253,7 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
             return self._core.metrics()
 
     def stop(self) -> None:
-        """Stops to hand out deliveries. Does not wait; may be called from anywhere, also from a signal handler."""
+        """Stops handing out deliveries. Does not wait; may be called from anywhere, also from a signal handler."""
         self._core.is_stopping = True
         # A signal handler may run between a check and a wait of its own thread; only another thread can wake that one.
         with contextlib.suppress(RuntimeError):

@@ -58,7 +58,7 @@ class Accumulator(BufferMemory):
         self._joining_bytes_max = min(config.batch_bytes_max, config.event_bytes_limit)
         self._roomy_bytes = self.bytes_max - config.event_bytes_limit - EVENT_BYTES - CALLBACK_BYTES
         self._roomy_bytes -= HEADER_BYTES * HEADER_KEYS_MAX
-        """At most this many bytes held leave room for any event that is accepted."""
+        """While at most this many bytes are held, there is space for any event that is accepted."""
         self._has_context = config.context_headers
         self._places: dict[str, int] = {}
         self._is_woken = False

@@ -148,7 +148,7 @@ def put_many(accumulator: Accumulator, buffer: ChannelBuffer, key: Key, events: 
 
 
 def _next_events(events: Iterator[object], count: int) -> tuple[list[object], BaseException | None]:
-    """Returns the next events, and what their iterator raised behind them, since it may not yield them again."""
+    """Returns the next events, and what their iterator raised after them, since it may not yield them again."""
     some: list[object] = []
     try:
         some.extend(islice(events, count))
