@@ -59,10 +59,15 @@ def check_columns(columns: event_pb2.EventColumns) -> tuple[int, int]:
 def _check_headers(headers: Sequence[event_pb2.HeaderColumn], count: int) -> None:
     if len(headers) > HEADER_KEYS_MAX:
         raise ColumnsError(f"columns.headers: has {len(headers)} keys; at most {HEADER_KEYS_MAX} are allowed")
-    if len(headers) > 1 and len({header.key for header in headers}) != len(headers):
-        raise ColumnsError("columns.headers: a key is duplicated; keys must be unique")
+    keys = set()
     for index, header in enumerate(headers):
-        check_header(index, header, count)
+        keys.add(header.key)
+        sizes, values = header.sizes, header.values
+        # One value, for one event or for all, which most headers have: nothing is left to check in it.
+        if not (len(sizes) == 1 and sizes[0] == len(values) + 1 and values.isascii()):
+            check_header(index, header, count)
+    if len(keys) != len(headers):
+        raise ColumnsError("columns.headers: a key is duplicated; keys must be unique")
 
 
 def check_header(index: int, header: event_pb2.HeaderColumn, count: int) -> None:

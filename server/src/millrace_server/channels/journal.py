@@ -260,16 +260,16 @@ class Journal:
             mergeable=mergeable,
         )
 
-    @property
-    def _full_bytes(self) -> int:
-        # At least as many bytes of commits as of the state that a segment begins with, which may be large.
-        return max(self.config.segment_bytes_max, 2 * self._state_bytes)
-
     def _needs_segment(self) -> bool:
         # An unused channel has no segment; its first entry begins one.
         if self._is_rotating or self._must_rotate or not self._has_segment:
             return not self._is_rotating
-        return self._segment_bytes >= self._full_bytes and self._loop.time() >= self._rotates_again_at
+        # A segment has at least as many bytes of commits as of the state that it begins with, which may be large.
+        return (
+            self._segment_bytes >= self.config.segment_bytes_max
+            and self._segment_bytes >= 2 * self._state_bytes
+            and self._loop.time() >= self._rotates_again_at
+        )
 
     def _needs_sync(self, entry: JournalEntry) -> bool:
         if entry.is_urgent or not entry.needs_sync or (interval_seconds := self.config.sync_interval_seconds) is None:

@@ -80,11 +80,12 @@ class EventQueue:
         return self._batches[index] if index < len(self._batches) else None
 
     def append(self, batch: StoredBatch) -> None:
-        self.event_count += batch.count
-        if not batch.window.is_whole:
+        window = batch.window
+        self.event_count += window.stop - window.start
+        if not window.is_whole:
             self._append_part(batch)
             return
-        is_growing = _may_join_run(batch.window.stored)
+        is_growing = _may_join_run(window.stored)
         run = _run_of(self._growing, batch) if is_growing and self._growing is not None else None
         if run is not None:
             self._batches[-1] = self._growing = run
@@ -348,7 +349,7 @@ def _run_of(last: StoredBatch, batch: StoredBatch) -> StoredBatch | None:
     offset = batch.commit_time - last.commit_time
     last_offset = offset + theirs.offsets[-1] if theirs.offsets else offset
     if (
-        last.end_sequence != batch.first_sequence
+        last.first_sequence + mine.count != batch.first_sequence
         or start.segment_id != end.segment_id
         or not may_merge(mine.count + theirs.count, raw_bytes, body_bytes, payload_length)
         or not 0 <= offset <= last_offset <= OFFSET_MAX

@@ -55,13 +55,15 @@ def slices(items: Iterable[T]) -> Iterator[list[T]]:
 def commit_records(commit: Commit) -> list[Record]:
     """Returns the records of a prepared commit. The COMMIT, which gives the others effect, comes last."""
     records: list[Record] = []
-    message = pb.Commit(
-        txn_ids=commit.txn_ids,
-        first_sequence=commit.first_sequence,
-        is_deduplicated=commit.receipt.is_deduplicated,
-        commit_time=commit.commit_time,
-        forgotten_producer_id=commit.forgotten_producer,
-    )
+    message = pb.Commit()
+    # Field by field, and only what most commits have: with keywords for all of them it takes longer.
+    message.first_sequence, message.commit_time = commit.first_sequence, commit.commit_time
+    if commit.receipt.is_deduplicated:
+        message.is_deduplicated = True
+    if commit.txn_ids:
+        message.txn_ids.extend(commit.txn_ids)
+    if commit.forgotten_producer:
+        message.forgotten_producer_id = commit.forgotten_producer
     for batch in commit.batches:
         stored = batch.window.stored
         message.put_counts.append(stored.count)

@@ -170,43 +170,59 @@ class Rpcs:
 
     def unary(self, kind: type[RequestT], serve: Callable[[RequestT], Awaitable[Response]]) -> Handler:
         """Handles one request with one response."""
-        enter = self._traced_entrance(kind)
-
-        async def handle(raw: bytes, context: Context) -> bytes:
-            request = None
-            try:
-                with enter(context) as call, self._inflight.admit(len(raw), call.peer):
-                    call.admit(len(raw))
-                    request = parse(kind, raw)
-                    call.check(request)
-                    return _counted(await serve(request), call)
-            except Exception as error:  # noqa: BLE001 - every failure becomes a status
-                status = self._end(error, request)
-            del raw, request
-            return await _abort(context, status)
-
-        return grpc.unary_unary_rpc_method_handler(self._timed(kind, handle))
+        return self._unary(kind, lambda kind, raw: (parse(kind, raw),), serve)
 
     def unary_with_events(
         self, kind: type[EventsRequestT], serve: Callable[[EventsRequestT, Columns | None], Awaitable[Response]]
     ) -> Handler:
         """Handles one request, whose columns stay encoded, with one response."""
-        enter = self._traced_entrance(kind)
+        return self._unary(kind, parse_apart, serve)
 
+    def _unary(
+        self,
+        kind: type[RequestT],
+        parsed_from: Callable[[type[RequestT], bytes], tuple[Any, ...]],
+        serve: Callable[..., Awaitable[Response]],
+    ) -> Handler:
+        """Does the same; `parsed_from` returns the arguments of `serve`, the request first."""
+        enter, inflight = self._traced_entrance(kind), self._inflight
+        durations, method = self._durations, _method_of(kind)
+        succeeded = durations.of(method, "OK")
+
+        # For a small call, each further function is a noticeable part of the whole: so this one has in it what
+        # `_timed` and `InflightBytes.admit` do for streams.
         async def handle(raw: bytes, context: Context) -> bytes:
-            request = columns = None
+            started = monotonic()
+            parsed: tuple[Any, ...] = (None,)
+            histogram = None
             try:
-                with enter(context) as call, self._inflight.admit(len(raw), call.peer):
-                    call.admit(len(raw))
-                    request, columns = parse_apart(kind, raw)
-                    call.check(request)
-                    return _counted(await serve(request, columns), call)
+                with enter(context) as call:
+                    # Not before: an unauthenticated call has no request.
+                    byte_count = len(raw)
+                    inflight.count(byte_count, call.peer)
+                    try:
+                        call.admit(byte_count)
+                        parsed = parsed_from(kind, raw)
+                        call.check(parsed[0])
+                        encoded = _encoded(await serve(*parsed))
+                        if (responses := call.quota.responses) is not None:
+                            responses.count(len(encoded))
+                    finally:
+                        inflight.release(byte_count, call.peer)
             except Exception as error:  # noqa: BLE001 - every failure becomes a status
-                status = self._end(error, request)
-            del raw, request, columns
+                status = self._end(error, parsed[0])
+                histogram = durations.of(method, status.code.name)
+            else:
+                histogram = succeeded
+                return encoded
+            finally:
+                if histogram is None:
+                    histogram = durations.of(method, grpc.StatusCode.CANCELLED.name)
+                histogram.observe_traced(monotonic() - started, current_trace_id())
+            del raw, parsed
             return await _abort(context, status)
 
-        return grpc.unary_unary_rpc_method_handler(self._timed(kind, handle))
+        return grpc.unary_unary_rpc_method_handler(handle)
 
     def server_stream(self, kind: type[RequestT], serve: Callable[[RequestT], AsyncGenerator[Response]]) -> Handler:
         """Handles one request with a stream of responses."""
@@ -308,13 +324,6 @@ def ending_with_caller() -> Iterator[None]:
         yield
     except aio.InternalError as error:
         raise asyncio.CancelledError from error
-
-
-def _counted(response: Response, call: Call) -> bytes:
-    encoded = _encoded(response)
-    if (responses := call.quota.responses) is not None:
-        responses.count(len(encoded))
-    return encoded
 
 
 def _encoded(response: Response) -> bytes:
