@@ -108,7 +108,7 @@ class ShutdownSignals:
             with suppress(OSError):
                 # Not through Python's file object, which the signal may have interrupted in a write.
                 os.write(self._errors, message.encode())
-                # As abrupt as kill -9, from which the next start recovers.
+            # As abrupt as kill -9, from which the next start recovers.
             os._exit(_BY_SIGNAL + number)
         self.number = signal.Signals(number)
         self.is_stopping.set()

@@ -167,6 +167,9 @@ class SourceConfig(BaseModel, frozen=True, extra="forbid"):
         return channels
 
 
+Compression = Literal["zstd", "snappy", "gzip", "lz4", "none"]
+
+
 class TargetConfig(BaseModel, frozen=True, extra="forbid"):
     """The destination of rows, and their columns in addition to the parsed ones."""
 
@@ -176,7 +179,7 @@ class TargetConfig(BaseModel, frozen=True, extra="forbid"):
     format: Literal["parquet", "delta"] = "parquet"
     """The file format. `delta` needs the package delta-spark, and makes the folder a Delta table."""
 
-    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = "zstd"
+    compression: Compression = "zstd"
     """The compression of Parquet."""
 
     event_columns: Names = Field(default_factory=lambda: ["sequence"])

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from millrace.command_line.program import new_program, version_option
 from millrace.setting_file import SettingsError
-from millrace.setting_problems import Problem
+from millrace.setting_problems import Problem, describe_problems
 from millrace_spark.errors import MillraceSparkError, OptionError
 from millrace_spark.landing.commands import MEANINGS, ExitCode, compact_folder, land_channels, note
-from millrace_spark.landing.config import CompactionConfig, LandingConfig, SparkConfig
+from millrace_spark.landing.config import CompactionConfig, Compression, LandingConfig, SparkConfig
 from millrace_spark.landing.config_file import (
     command_line_overrides,
     load_config,
@@ -131,28 +132,23 @@ def check(
 def compact(
     folder: Annotated[str, typer.Argument(help="The folder of the landing.")],
     *,
-    target_bytes: Annotated[int, typer.Option(help="The approximate size of merged files.", min=1)] = (
-        _LIMITS.target_bytes
-    ),
-    files_min: Annotated[int, typer.Option(help="Merge folders with at least this many small files.", min=2)] = 2,
+    target_bytes: Annotated[int, typer.Option(help="The approximate size of merged files.")] = _LIMITS.target_bytes,
+    files_min: Annotated[int, typer.Option(help="Merge folders with at least this many small files.")] = 2,
     quiet_seconds: Annotated[
-        float, typer.Option(help="Skip folders with files that are newer than this.", min=0)
+        float, typer.Option(help="Skip folders with files that are newer than this.")
     ] = _LIMITS.quiet_seconds,
     work_path: Annotated[str | None, typer.Option(help="The landing's work_path.", show_default=False)] = None,
-    compression: Annotated[str, typer.Option(help="The compression of merged files.")] = "zstd",
+    compression: Annotated[Compression, typer.Option(help="The compression of merged files.")] = "zstd",
     master: MasterOption = None,
     conf: ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Merge the small files of a landed folder, and finish an interrupted compaction."""
     with _exit_on_error():
-        try:
-            path = absolute_path(folder)
-            work = WorkFolder(absolute_path(work_path)) if work_path else WorkFolder.beside(path)
-        except ValueError as error:
-            raise SettingsError("command line", [Problem((), f"FOLDER: is {folder!r}; it must be {error}")]) from None
+        path = _folder_of("FOLDER", folder)
+        work = WorkFolder(_folder_of("--work-path", work_path)) if work_path else WorkFolder.beside(path)
         spark_config = SparkConfig(conf=parse_conf(conf or ()), **({"master": master} if master else {}))
-        limits = CompactionConfig(target_bytes=target_bytes, files_min=files_min, quiet_seconds=quiet_seconds)
+        limits = _limits(target_bytes=target_bytes, files_min=files_min, quiet_seconds=quiet_seconds)
         totals, exit_code = compact_folder(path, work, limits, compression, spark_config)
     if as_json:
         typer.echo(
@@ -171,6 +167,20 @@ def compact(
         merged = f"{totals.files_before:,} files into {totals.files_after:,}"
         typer.echo(f"{path}: merged {merged}" if totals.files_before else f"{path}: there was nothing to merge")
     raise typer.Exit(exit_code)
+
+
+def _folder_of(name: str, path: str) -> str:
+    try:
+        return absolute_path(path)
+    except ValueError as error:
+        raise SettingsError("command line", [Problem((), f"{name}: is {path!r}; it must be {error}")]) from None
+
+
+def _limits(**values: float) -> CompactionConfig:
+    try:
+        return CompactionConfig.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError("command line", describe_problems(error, CompactionConfig)) from None
 
 
 @app.command("pack")

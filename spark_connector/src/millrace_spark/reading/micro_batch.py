@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from millrace_spark.reading.offsets import Offsets, ShardOffset
@@ -57,7 +57,7 @@ class BatchPlanner:
 
     limits: TriggerLimits
     _turn: int = 0
-    _held_since: float | None = field(default=None)
+    _held_since: float | None = None
 
     def next_batch(
         self, positions: Mapping[Shard, ShardOffset], ends: Mapping[Shard, int], body_bytes: Mapping[Shard, float]

@@ -38,7 +38,7 @@ class ShardView:
     next_sequence: int
     rate: float = 0.0
     responded: ShardRequest | None = None
-    """The request that this responses; None before the first request."""
+    """The request that this view responds to; None before the first request."""
     acknowledged: int = 0
     """The last sequence that was acknowledged."""
     failure: millrace.MillraceError | None = None
@@ -95,7 +95,7 @@ class ShardClaim:
                 self._changed.notify_all()
 
     def is_known(self) -> bool:
-        """Whether `view` responds to the request for events, or the server cannot respond at the moment."""
+        """Whether `view` responds to the request, or has its events, or the server cannot respond at the moment."""
         request, view = self._request, self.view
         has_events = request is None or view.next_sequence > request.from_sequence
         return has_events or view.responded == request or not view.is_ready

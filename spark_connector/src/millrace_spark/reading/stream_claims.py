@@ -77,20 +77,20 @@ class StreamClaims:
                     self._claims[shard].request(request)
 
     def ready_views(self) -> dict[Shard, ShardView]:
-        """Returns the views of the shards that have responded their request."""
+        """Returns the views of the shards that have responded to their request."""
         with self.changed:
             known = {shard: claim.view for shard, claim in self._claims.items() if claim.is_known()}
             return {shard: view for shard, view in known.items() if view.is_ready}
 
     def mean_body_bytes(self, shards: Iterable[Shard]) -> dict[Shard, float]:
-        """Returns the mean body size of each channel by the last response, without channels that have had none."""
+        """Returns the mean body size of each channel by its last response; omits channels without one."""
         shards = set(shards)
         sizes = self._query(dict.fromkeys(shards, self._mean_size))
         self._body_bytes.update((shard, size) for shard, size in sizes.items() if size is not None)
         return {shard: size for shard, size in self._body_bytes.items() if shard in shards}
 
     def first_events(self, from_sequences: Mapping[Shard, int]) -> dict[Shard, int | None]:
-        """Returns the first event at or after a sequence, None if there is none; without shards that do not respond."""
+        """Returns the first event of each shard at or after a sequence, or None; omits shards that do not respond."""
 
         def ask(shard: Shard) -> int | None:
             return self._claims[shard].first_event(from_sequences[shard])
@@ -189,8 +189,7 @@ class StreamClaims:
             except millrace.MillraceError as error:
                 self._record_failure(shard, error)
         for future in late:
-            shard = futures[future]
-            self._record_failure(shard, millrace.DeadlineError("the server is slow to describe the channel"))
+            self._record_failure(futures[future], millrace.DeadlineError("the server is slow to describe the channel"))
         return responses
 
     def _record_failure(self, shard: Shard, error: millrace.MillraceError) -> None:

@@ -1,8 +1,8 @@
 """`spark.readStream.format("millrace")`, as Spark drives it.
 
-The order of Spark's calls, on which acknowledging relies, was found by experiment: when it calls `latestOffset(start)`,
-all that is before `start` stands in its commit log. So that is when events are removed from their channels, and a
-channel is drained fully, by the last call of an AvailableNow run too.
+Acknowledging relies on an order of Spark's calls that was found by experiment: when Spark calls `latestOffset(start)`,
+the batches before `start` are in its commit log. So their events are removed from the channels in this call, and the
+last one of an AvailableNow run removes the rest.
 """
 
 import logging

@@ -188,23 +188,28 @@ def commit_all(puts: Sequence[ShardPuts], commit: BatchCommit) -> None:
     ):
         # Each in this context, so that the calls have the span.
         commits = [executor.submit(copy_context().run, _commit_shard, shard_puts, commit) for shard_puts in puts]
-    failed = [str(error) for done in commits if (error := done.exception()) is not None]
-    for done in commits:
-        error = done.exception()
-        if error is not None and not isinstance(error, MillraceSparkError):
-            raise error
-    if not failed:
-        return
-    stored = [str(shard_puts.shard) for shard_puts, done in zip(puts, commits, strict=True) if not done.exception()]
-    message = ". Also, ".join(failed)
-    if stored:
-        message += f". The rows for {', '.join(stored)} are stored"
-        if commit.is_repeatable and not commit.is_streaming:
-            options = f'option("producerId", "{commit.producer_id}")'
-            if commit.number:
-                options += f'.option("batchNumber", {commit.number})'
-            message += f"; saving again to the same endpoints with {options} stores only the rest"
-    raise MillraceSparkError(message)
+    stored, failed = [], []
+    for shard_puts, done in zip(puts, commits, strict=True):
+        try:
+            done.result()
+            stored.append(shard_puts.shard)
+        except MillraceSparkError as error:
+            failed.append(str(error))
+    if failed:
+        raise MillraceSparkError(". Also, ".join(failed) + _advice_on_rest(stored, commit))
+
+
+def _advice_on_rest(stored: Sequence[Shard], commit: BatchCommit) -> str:
+    """Returns sentences about the shards that have stored a batch which others have not."""
+    if not stored:
+        return ""
+    advice = f". The rows for {', '.join(map(str, stored))} are stored"
+    if commit.is_repeatable and not commit.is_streaming:
+        options = f'option("producerId", "{commit.producer_id}")'
+        if commit.number:
+            options += f'.option("batchNumber", {commit.number})'
+        advice += f"; saving again to the same endpoints with {options} stores only the rest"
+    return advice
 
 
 def _check_txn_count(puts: ShardPuts) -> None:

@@ -70,11 +70,11 @@ class LeaseKeeper:
             for txn in txns:
                 if self._is_stopped.is_set() and not is_last:
                     return
-                if not _is_responded(txn):
+                if not _has_response(txn):
                     break
 
 
-def _is_responded(txn: millrace.Transaction) -> bool:
+def _has_response(txn: millrace.Transaction) -> bool:
     """Renews a transaction; returns whether its server responded."""
     try:
         txn.renew()

@@ -191,11 +191,11 @@ class _ShardWriter:
 
     def _begin(self) -> None:
         retries = RetryPolicy(self._options.retry_seconds, TRANSIENT)
-        self._txn, self._space = retries.call(self._running)
+        self._txn, self._space = retries.call(self._begun)
         self._txn_ids.append(self._txn.txn_id)
         self._keeper.add(self._shard, self._txn.txn_id)
 
-    def _running(self) -> tuple[millrace.Transaction, int]:
+    def _begun(self) -> tuple[millrace.Transaction, int]:
         """Begins a transaction; returns it with its capacity in events."""
         channel = self._client.channel(self._shard.channel)
         if self._capacity is None:

@@ -93,6 +93,10 @@ def test_check_of_what_land_would_refuse_refuses_it(tmp_path: Path, setting: str
         (["land", "--conf", "x"], "it must be NAME=VALUE"),
         (["land", "-e", "a:1", "-c", "web", "--to", "y", "--set", "target.format=delta"], "pip install delta-spark"),
         (["compact", "/"], "FOLDER: is '/'; it must be a folder of its own"),
+        (["compact", "landed", "--work-path", "/"], "--work-path: is '/'; it must be a folder of its own"),
+        (["compact", "landed", "--compression", "zip"], "'zip' is not one of"),
+        (["compact", "landed", "--quiet-seconds", "inf"], "quiet_seconds: is inf; it must be"),
+        (["compact", "landed", "--files-min", "1"], "files_min: is 1; it must be a whole number from 2"),
     ],
 )
 def test_commands_with_wrong_arguments_start_nothing(arguments: list[str], reported: str) -> None:
