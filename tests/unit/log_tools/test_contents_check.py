@@ -80,7 +80,7 @@ def test_apply_of_records_that_fit_follows_the_sequences(check: ContentsCheck) -
     ]:
         check.apply(record_of(kind, payload))
     assert (check.next_sequence, check.lost) == (9, [])
-    assert check.totals == Totals(commit_count=2, event_count=4, taken_count=1)
+    assert check.totals == Totals(commit_count=2, event_count=4)
 
 
 def test_apply_of_what_was_reserved_and_kept_follows_the_sequences(check: ContentsCheck) -> None:

@@ -119,19 +119,21 @@ def repair(
     from millrace_server.log_tools.backup import ToolContext
     from millrace_server.log_tools.repair import repair as repair_log
     from millrace_server.log_tools.reports import report_document
+    from millrace_server.log_tools.salvage import Salvage
 
     with exit_on_error(), shown_progress() as progress:
         layout, codec = find_log(directories, config, channel, key)
         done = repair_log(layout, ToolContext(codec, progress), keep=keep, applies=yes)
     if json:
+        found = done.salvage or Salvage()
         print_json(
             {
                 "steps": done.steps,
-                "sequences_lost": done.salvage.lost if done.salvage else [],
-                "sequences_bound_from": (done.salvage.bound_from or None) if done.salvage else None,
-                "sequences_redelivered": done.salvage.redelivered if done.salvage else [],
-                "stamps_lost": done.salvage.unstamped if done.salvage else [],
-                "is_renumbered": done.salvage.is_renumbered if done.salvage else False,
+                "sequences_lost": found.lost,
+                "sequences_bound_from": found.bound_from or None,
+                "sequences_redelivered": found.redelivered,
+                "stamps_lost": found.unstamped,
+                "is_renumbered": found.is_renumbered,
                 "is_done": done.report is not None,
                 "keep": str(done.keep) if done.keep else None,
                 "report": report_document(layout, done.report) if done.report else None,

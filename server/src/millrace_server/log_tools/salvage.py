@@ -24,7 +24,7 @@ from millrace_server.wal.segments import LogCorruptError, Segment
 class Salvage:
     """What a log still holds."""
 
-    recovered: Recovered
+    recovered: Recovered = field(default_factory=Recovered)
     """The channel without its events."""
     pieces: list[Piece] = field(default_factory=list)
     """The events in the channel that can be read, by sequence."""
