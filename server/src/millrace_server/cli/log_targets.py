@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -40,7 +41,7 @@ from millrace_server.log_tools.layout import (
     UsageError,
     find_layout,
 )
-from millrace_server.log_tools.readable_log import ReadableFiles, ReadableLog
+from millrace_server.log_tools.readable_files import ReadableFiles
 from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.view import open_view
 from millrace_server.logs import safe_text, warnings_only
@@ -48,11 +49,14 @@ from millrace_server.wal.format import UnknownVersionError
 from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.segments import LogCorruptError
 
+if TYPE_CHECKING:
+    from millrace_server.log_tools.readable_stream import ReadableStream
+
 
 @contextmanager
 def readable_log(
     directories: list[Path] | None, config: Path | None, channel: str | None, key: list[str] | None
-) -> Iterator[ReadableLog]:
+) -> Iterator["ReadableFiles | ReadableStream"]:
     """Opens the log that the options name, in files or in a stream of an engine, until the end of the block."""
     limits = _channels(config)[1].get(channel) if config and channel and not directories else None
     if limits is None or limits.replicated is None:

@@ -21,7 +21,7 @@ from millrace_server.wal.segments import LogCorruptError, Segment
 
 @dataclass(frozen=True, slots=True)
 class ReadableStream:
-    """A log in a stream; see `ReadableLog`."""
+    """A log in a stream at one moment; see `ReadableFiles`."""
 
     view: StreamView
 
@@ -72,6 +72,7 @@ class ReadableStream:
         return self.view.recover()
 
     def export(self, path: Path, *, is_avro: bool) -> Exported:
+        """Also raises LogCorruptError if the channel does not open, or an event cannot be read."""
         queue = self.view.recover().queue
         batches = (
             (one.first_sequence, event_pb2.EventColumns.FromString(bytes(one.window.columns()))) for one in queue
