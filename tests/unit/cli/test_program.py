@@ -12,6 +12,7 @@ from millrace_client.cli import program
 from millrace_client.cli.commands import COMMANDS, loaded_command
 from millrace_client.cli.exit_status import MEANINGS, TerminatedError, raise_on_sigterm
 from millrace_client.cli.program import app
+from tests.fork_server import run_code
 from tests.unit.cli.conftest import RunMillrace
 from tests.unit.cli.fake_client import FakeClient
 
@@ -96,6 +97,16 @@ def test_raise_on_sigterm_when_it_comes_raises() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not issubclass(TerminatedError, Exception)
+
+
+def test_second_signal_while_the_program_exits_ends_it_silently() -> None:
+    """Python would write a traceback of its own end."""
+    script = (
+        "import atexit, signal, sys; sys.argv = ['millrace', '--version'];"
+        "atexit.register(signal.raise_signal, signal.SIGINT); from millrace_client.cli import main; main()"
+    )
+    ran = run_code(script, warning_filters=())
+    assert (ran.returncode, ran.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

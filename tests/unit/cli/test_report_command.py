@@ -1,11 +1,15 @@
 import json
+import signal
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from millrace_client import ChannelState, ComponentState, UnavailableError
+from millrace_client.cli import report_command
 from millrace_client.cli.program import app
 from millrace_client.cli.session import Session
 from tests.unit.cli.conftest import RunMillrace
@@ -28,6 +32,25 @@ def report(servers: dict[str, FakeClient], *arguments: str) -> Result:
 
     session = Session(connect=cast("Any", connect))
     return CliRunner().invoke(app, ["report", "--interval", "0.1", *arguments], obj=session, prog_name="millrace")
+
+
+def test_report_that_is_interrupted_waits_for_no_server(
+    servers: dict[str, FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the interval over which rates are measured."""
+    may_end = threading.Event()
+
+    def sleep(_seconds: float) -> None:
+        signal.pthread_kill(cast("int", threading.main_thread().ident), signal.SIGINT)
+        assert may_end.wait(60.0)
+
+    monkeypatch.setattr(report_command, "time", SimpleNamespace(sleep=sleep))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert report(servers, "one").exit_code == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+        may_end.set()
 
 
 def test_report_has_what_is_wrong_first(servers: dict[str, FakeClient]) -> None:

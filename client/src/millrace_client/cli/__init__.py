@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from millrace_client.cli.exit_status import ExitCode, TerminatedError, raise_on_sigterm
+from millrace_client.cli.exit_status import ExitCode, TerminatedError, end_on_signals, raise_on_sigterm
 
 _EXTRA = {"typer", "rich"}
 
@@ -31,5 +31,6 @@ def main() -> None:
     except TerminatedError:
         sys.exit(ExitCode.TERMINATED)
     finally:
-        # Nor are they searched at the exit.
+        end_on_signals()
+        # Nor are modules searched at the exit.
         gc.freeze()

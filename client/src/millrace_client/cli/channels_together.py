@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import typer
@@ -13,7 +12,7 @@ from millrace.units import counted
 from millrace_client import ChannelInfo, ChannelState, ChannelType, MillraceError
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of
 from millrace_client.cli.session import Session
-from millrace_client.cli.several_servers import SERVERS_AT_ONCE, sessions_of
+from millrace_client.cli.several_servers import ask_together, sessions_of
 from millrace_client.cli.terminal import note
 from millrace_client.cli.views import cells_of_info, document_of
 
@@ -30,8 +29,7 @@ class SharedChannel:
 
 def list_together(session: Session, names: Sequence[str], *, as_json: bool) -> None:
     """Writes the channels of several servers to standard output; raises CommandError if one does not respond."""
-    with ThreadPoolExecutor(SERVERS_AT_ONCE) as threads:
-        asked = {name: threads.submit(_listed, one) for name, one in sessions_of(session, names)}
+    asked = ask_together(sessions_of(session, names), _listed)
     found, silent = {}, 0
     for name, listing in asked.items():
         try:
@@ -48,7 +46,7 @@ def list_together(session: Session, names: Sequence[str], *, as_json: bool) -> N
         raise CommandError(ExitCode.UNREACHABLE, f"{counted(silent, 'server')} of {len(asked)} did not respond")
 
 
-def _listed(session: Session) -> list[ChannelInfo]:
+def _listed(_name: str, session: Session) -> list[ChannelInfo]:
     with session.open() as client:
         return client.admin.list_channels()
 

@@ -164,6 +164,12 @@ def raise_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, _terminate)
 
 
+def end_on_signals() -> None:
+    """Makes Ctrl-C and SIGTERM end the process at once, since Python writes a traceback while it exits."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @contextmanager
 def unwrapped_interrupts() -> Iterator[None]:
     """Raises interrupts that a lock has turned into a RuntimeError.

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from millrace_client import ChannelInfo, ComponentInfo, MillraceError
 from millrace_client.cli.exit_status import CommandError, ExitCode, sentence_of
 from millrace_client.cli.problems import Severity, channel_problem, component_problem, component_severity
 from millrace_client.cli.session import JsonOption, Session, seconds_option, with_session
-from millrace_client.cli.several_servers import SERVERS_AT_ONCE, servers_argument, sessions_of
+from millrace_client.cli.several_servers import ask_together, servers_argument, sessions_of
 from millrace_client.cli.terminal import note
 from millrace_client.cli.top_command import ChannelWatch
 from millrace_client.cli.views import cells_of_info, component_path, document_of, rate_text
@@ -70,9 +69,8 @@ def report(
     Without servers, and unless options or the environment name one, it reports on the servers of all contexts. AGE is
     how long ago the oldest event was committed. Exits with 3 if a server does not respond.
     """
-    with ThreadPoolExecutor(SERVERS_AT_ONCE) as threads:
-        asked = [threads.submit(_reported, *named, interval) for named in sessions_of(session, servers or [])]
-        reports = [one.result() for one in asked]
+    asked = ask_together(sessions_of(session, servers or []), partial(_reported, interval_seconds=interval))
+    reports = [one.result() for one in asked.values()]
     if as_json:
         typer.echo(json.dumps([_document(one) for one in reports], indent=2))
     else:

@@ -1,9 +1,13 @@
 """The servers that a command for several of them talks to."""
 
 import os
-from collections.abc import Iterator, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
@@ -11,7 +15,9 @@ from millrace_client.cli.contexts import context_names, load_contexts
 from millrace_client.cli.exit_status import CommandError, ExitCode
 from millrace_client.cli.session import CONTEXT_VARIABLE, SERVER_VARIABLE, Session, parse_server
 
-SERVERS_AT_ONCE = 16
+T = TypeVar("T")
+
+_SERVERS_AT_ONCE = 16
 
 
 def servers_argument(help_text: str) -> Any:
@@ -35,6 +41,31 @@ def sessions_of(session: Session, names: Sequence[str]) -> Iterator[tuple[str, S
             yield name, replace(session, context_name=None, server=_address(name))
     if not names and (is_given or not contexts):
         yield session.address, session
+
+
+def ask_together(sessions: Iterable[tuple[str, Session]], ask: Callable[[str, Session], T]) -> "dict[str, Future[T]]":
+    """Calls a function for each named server, for several at once, in threads; returns what will be their results.
+
+    Ctrl-C waits for none of them, as it would with an executor.
+    """
+    waiting: queue.SimpleQueue[tuple[Future[T], str, Session]] = queue.SimpleQueue()
+    asked: dict[str, Future[T]] = {}
+    for name, session in dict(sessions).items():
+        asked[name] = Future()
+        waiting.put((asked[name], name, session))
+
+    def work() -> None:
+        with suppress(queue.Empty):
+            while True:
+                future, name, session = waiting.get_nowait()
+                try:
+                    future.set_result(ask(name, session))
+                except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for the result
+                    future.set_exception(error)
+
+    for _ in range(min(_SERVERS_AT_ONCE, len(asked))):
+        threading.Thread(target=work, name="millrace-ask", daemon=True).start()
+    return asked
 
 
 def _address(name: str) -> str:
