@@ -1,5 +1,6 @@
 """The command `millraced import-flume`."""
 
+import errno
 import os
 import tomllib
 from pathlib import Path
@@ -143,10 +144,12 @@ def _check(toml: str, output: Path | None) -> None:
 
 
 def _write_new(path: Path, text: str) -> None:
+    from millrace_server.files import write_atomically
+
     try:
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         # For its owner only, since it may contain the passwords of the imported file.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        write_atomically(path, text.encode(), mode=0o600)
     except OSError as error:
         raise failure(f"{path}: cannot be written: {error.strerror}", EXIT_CANNOT_START) from None

@@ -61,7 +61,8 @@ def _show_flows(settings: Settings) -> None:
         if isinstance(sink, NonRejectingSinkConfig):
             rejected = ""
         elif sink.dead_letter_channel:
-            rejected = f"; after {sink.deliveries_max} rejections an event goes to {sink.dead_letter_channel}"
+            rejections = counted(sink.deliveries_max, "rejection")
+            rejected = f"; after {rejections} an event goes to {sink.dead_letter_channel}"
         typer.echo(f"Sink {name}: {sink.type}, empties {sink.channel}{rejected}.")
         _check_files(name, sink)
     for name, group in settings.sink_groups.items():
