@@ -1,5 +1,6 @@
 """Charts as SVG, legible on light and on dark pages: words in a mid grey, and no background."""
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
@@ -31,20 +32,30 @@ class Bar(NamedTuple):
 def line_chart(title: str, across: str, lines: Sequence[Line]) -> str:
     """A line chart; both axes begin at 0."""
     x_max = max(x for line in lines for x, _ in line.points)
-    y_max = max(1.0, *(y for line in lines for _, y in line.points))
+    greatest = max(1.0, *(y for line in lines for _, y in line.points))
+    y_step = _round_step(greatest)
+    y_ticks = math.ceil(greatest / y_step)
     wide, high = _WIDTH - _LEFT - 20, _HEIGHT - _TOP - 60
     base = _TOP + high
     parts = [_text(_LEFT, 20, title), _text(_LEFT + wide / 2, _HEIGHT - 25, across, anchor="middle")]
-    for tick in range(5):
-        x, y = _LEFT + wide * tick / 4, base - high * tick / 4
+    for tick in range(y_ticks + 1):
+        y = base - high * tick / y_ticks
         parts += [f'<path d="M{_LEFT} {y:.0f}h{wide}" stroke="{_GREY}" stroke-opacity=".3"/>']
-        parts += [_text(_LEFT - 8, y + 4, f"{y_max * tick / 4:,.0f}", anchor="end")]
-        parts += [_text(x, base + 16, f"{x_max * tick / 4:,.0f}", anchor="middle")]
+        parts += [_text(_LEFT - 8, y + 4, f"{y_step * tick:,.0f}", anchor="end")]
+    for tick in range(5):
+        parts += [_text(_LEFT + wide * tick / 4, base + 16, f"{x_max * tick / 4:,.0f}", anchor="middle")]
     for number, (line, colour) in enumerate(zip(lines, _COLOURS, strict=False)):
-        points = " ".join(f"{_LEFT + wide * x / x_max:.1f},{base - high * y / y_max:.1f}" for x, y in line.points)
+        places = ((_LEFT + wide * x / x_max, base - high * y / (y_step * y_ticks)) for x, y in line.points)
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts += [f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>']
         parts += [_text(_LEFT + number * _LEGEND_WIDTH, _HEIGHT - 6, line.name, colour)]
     return _picture(title, _HEIGHT, parts)
+
+
+def _round_step(greatest: float) -> float:
+    """Returns the distance of at most five ticks that reach the greatest value: 1, 2, 2.5 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(greatest / 5))
+    return next(step for factor in (1, 2, 2.5, 5, 10) if (step := factor * power) >= greatest / 5)
 
 
 def bar_chart(title: str, remark: str, bars: Sequence[Bar], digits: int = 0) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.repository.checkout import ROOT
 from tools.site import diagrams, performance_plots
-from tools.site.charts import Bar, bar_chart
+from tools.site.charts import Bar, Line, bar_chart, line_chart
 from tools.site.terminals import picture, screen_of
 
 IMAGES = ROOT / "docs" / "images"
@@ -38,6 +38,12 @@ def test_pictures_are_xml_and_load_nothing() -> None:
     for path in found:
         _parsed(path.read_text())
         assert "url(http" not in path.read_text(), path.name
+
+
+def test_line_chart_has_round_figures_at_its_axis() -> None:
+    """A reader compares lines with the axis, whatever the greatest value is."""
+    drawn = line_chart("title", "servers", [Line("load", [(0, 0), (200, 20_148_700)])])
+    assert [f"{million},000,000<" in drawn for million in (5, 10, 15, 20, 25, 30)] == [True] * 5 + [False]
 
 
 def test_bar_chart_escapes_names_and_shows_values() -> None:
