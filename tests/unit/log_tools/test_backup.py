@@ -197,10 +197,9 @@ def test_open_view_while_segments_never_rest_gives_up(
     home = copied(made, tmp_path / NAME)
     monkeypatch.setattr(view, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(view, "segment_paths", iter_of_ever_other_segments(home))
-    with pytest.raises(
-        UnavailableError, match="segments are created and removed faster than they can be read; try again"
-    ):
-        open_view(layout_of(home))
+    message = "segments are created and removed faster than they can be read; try again"
+    with pytest.raises(UnavailableError, match=message), open_view(layout_of(home)):
+        pass
 
 
 def iter_of_ever_other_segments(home: Path) -> Any:
@@ -217,8 +216,8 @@ def test_open_view_of_what_may_not_be_read_says_so(made: Path, tmp_path: Path, m
 
     home = copied(made, tmp_path / NAME)
     monkeypatch.setattr(view, "OsDisk", Refusing)
-    with pytest.raises(UnavailableError, match=r"cannot read .*: Permission denied"):
-        open_view(layout_of(home))
+    with pytest.raises(UnavailableError, match=r"cannot read .*: Permission denied"), open_view(layout_of(home)):
+        pass
 
 
 def test_open_view_with_a_checkpoint_that_may_not_be_read_says_so(
@@ -233,8 +232,9 @@ def test_open_view_with_a_checkpoint_that_may_not_be_read_says_so(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_bytes", refuse)
-        with pytest.raises(UnavailableError, match=r"cannot read .*checkpoint: Permission denied"):
-            open_view(layout_of(home))
+        refused = pytest.raises(UnavailableError, match=r"cannot read .*checkpoint: Permission denied")
+        with refused, open_view(layout_of(home)):
+            pass
         refusal = OSError(errno.EIO, "Input/output error")
         with open_view(layout_of(home)) as seen:
             assert [seen.disk.open(path).size() for path in seen.checkpoint_paths] == [0, 0]

@@ -141,8 +141,9 @@ def test_open_view_of_a_pipe_does_not_wait_for_it(made: tuple[Path, Path, Path],
     homes = [copied(path, tmp_path / str(index)) for index, path in enumerate(made)]
     (homes[2] / name).unlink(missing_ok=True)
     os.mkfifo(homes[2] / name)
-    with pytest.raises(UsageError, match=f"{name}: is not a regular file; move it away"):
-        open_view(find_layout(homes))
+    refused = pytest.raises(UsageError, match=f"{name}: is not a regular file; move it away")
+    with refused, open_view(find_layout(homes)):
+        pass
 
 
 def test_open_view_of_a_link_that_leads_nowhere_says_so(made: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """A consistent view of a channel's files, also while a server writes to them."""
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
 
 from millrace_server.log_tools.layout import (
     CHECKPOINT_NAMES,
@@ -44,7 +43,7 @@ class SegmentView:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """A channel's files as they were at one moment; a context manager.
+    """A channel's files as they were at one moment.
 
     It contains all that was acknowledged before it was opened, and ends between two records.
     """
@@ -60,7 +59,6 @@ class LogView:
     """Whether synced bytes of the last segment are damaged. The view then has everything ever written to the file."""
     written_bytes: int
     """How much of the last segment was ever written, as far as the file system shows."""
-    _opened: ExitStack
 
     @property
     def byte_count(self) -> int:
@@ -74,12 +72,6 @@ class LogView:
 
     def scanner(self, segment: SegmentView) -> SegmentScanner:
         return _scanner(segment.file, self.layout, segment.segment_id)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._opened.close()
 
 
 def _scanner(file: File, layout: ChannelLayout, segment_id: int) -> SegmentScanner:
@@ -95,8 +87,9 @@ class _OpenFiles:
     segments: list[tuple[int, Path, OsFile]]
 
 
-def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
-    """Opens a view of a channel's files. Changes nothing and takes no lock.
+@contextmanager
+def open_view(layout: ChannelLayout, *, is_live: bool = True) -> Iterator[LogView]:
+    """Opens a view of a channel's files until the end of the block. Changes nothing and takes no lock.
 
     If `is_live`, a server may be writing, and the call may have to wait for the end of the log.
 
@@ -112,7 +105,8 @@ def open_view(layout: ChannelLayout, *, is_live: bool = True) -> LogView:
             ids = [segment_id for segment_id, _, _ in files.segments] if files else []
             has_gap = any(after != before + 1 for before, after in pairwise(ids))
             if files and (ids == ids_before or not has_gap):
-                return _view(layout, files, opened, is_live=is_live)
+                yield _view(layout, files, is_live=is_live)
+                return
         ids_before = ids
         time.sleep(_PAUSE_SECONDS)
     raise UnavailableError(
@@ -158,7 +152,7 @@ def _read_checkpoint(path: Path) -> ReadOnlyFile | None:
         return ReadOnlyFile.of(b"")
 
 
-def _view(layout: ChannelLayout, files: _OpenFiles, opened: ExitStack, *, is_live: bool) -> LogView:
+def _view(layout: ChannelLayout, files: _OpenFiles, *, is_live: bool) -> LogView:
     segments = [
         SegmentView(segment_id, path, ReadOnlyFile(file.read, file.size())) for segment_id, path, file in files.segments
     ]
@@ -171,7 +165,7 @@ def _view(layout: ChannelLayout, files: _OpenFiles, opened: ExitStack, *, is_liv
         end = file.written_end() if tail.is_damaged else tail.end
         segments[-1] = SegmentView(segment_id, path, ReadOnlyFile(file.read, end))
     disk = ReadOnlyDisk(files.checkpoints | {segment.path: segment.file for segment in segments})
-    return LogView(layout, disk, segments, tail.torn_bytes, tail.is_damaged, written_bytes, opened.pop_all())
+    return LogView(layout, disk, segments, tail.torn_bytes, tail.is_damaged, written_bytes)
 
 
 # The end of a log to which a server may be writing.
