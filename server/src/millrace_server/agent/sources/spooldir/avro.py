@@ -27,7 +27,7 @@ _LACKS_LIBRARY = "you need to install"
 def avro_chunks(content: Content, config: AvroFormat, stored: StoredRanges, limits: ChunkLimits) -> Iterator[Chunk]:
     """Yields the records of a file, numbered from 0.
 
-    Raises BadFileError if the rest of the file cannot be used, after the records before the broken place.
+    Raises BadFileError if the rest of the file cannot be used, after the records before the damage.
     """
     headers: dict[str, str] = {}
     first = stored.position
@@ -59,9 +59,9 @@ def _checked_bodies(content: Content, config: AvroFormat, position: int, headers
             position += 1
     except (OSError, MemoryError, BadFileError):
         raise
-    except Exception as error:  # noqa: BLE001 - the decoder may raise anything for a broken file
+    except Exception as error:  # noqa: BLE001 - the decoder may raise anything for a damaged file
         if _LACKS_LIBRARY in str(error):
-            # The file is not at fault.
+            # The file is not bad.
             raise ComponentError(str(error)) from None
         text = f"record {position} cannot be read: {type(error).__name__} {error}"
         raise BadFileError(text.rstrip()) from None
@@ -84,7 +84,7 @@ def _read_bodies(content: Content, config: AvroFormat, skipped_count: int, heade
 
 
 class _BoundedReads:
-    """A file for a decoder that reads as many bytes as the file itself says."""
+    """A file for a decoder, which limits the sizes that the file itself declares."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
@@ -102,7 +102,7 @@ def _binary_bodies(schema: Any) -> Callable[[Any], Iterator[bytes]]:
     parsed = fastavro.parse_schema(schema)
 
     def bodies_of(block: Any) -> Iterator[bytes]:
-        # The end of a record is only known once it is decoded; its bytes are passed on unchanged.
+        # A record must be decoded to find its end, but its bytes are passed on unchanged.
         data = block.bytes_.getvalue()
         records = io.BytesIO(data)
         for _ in range(block.num_records):
@@ -139,7 +139,7 @@ def _plain(value: object) -> str:
 
 
 def _with_finite_numbers(value: Any) -> Any:
-    """Returns the value with text in place of numbers that JSON lacks."""
+    """Returns the value with text in place of numbers that JSON does not support."""
     match value:
         case dict():
             return {key: _with_finite_numbers(each) for key, each in value.items()}

@@ -1,4 +1,4 @@
-"""Chunks of a file, in lines or as a blob."""
+"""Chunks of a file's events, which are lines or a blob."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ from millrace_server.agent.sources.spooldir.content import BadFileError, Content
 from millrace_server.agent.sources.stored_ranges import StoredRanges
 
 CHUNK_BYTES = 1 << 20
-"""The approximate maximum size of a chunk; a larger event is a chunk by itself."""
+"""The approximate maximum size of a chunk; a larger event is a chunk of its own."""
 
 
 @dataclass
 class ChunkLimits:
-    """The limits of chunks; they may change between chunks."""
+    """The limits of chunks, which may change between chunks."""
 
     events_max: int
     body_bytes_max: int
@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
 
     bodies: Sequence[bytes]
     offsets: Sequence[int]
-    """For each event its position in the file."""
+    """The position of each event in the file."""
     first: int
     last: int
     headers: Mapping[str, str] = {}
@@ -46,8 +46,8 @@ def line_chunks(content: Content, config: LinesFormat, stored: StoredRanges, lim
     content.skip_to(stored.position)
     is_at_end = False
     while not is_at_end:
-        # Reads up to a multiple of the chunk size, so that the same bytes are read together each time: which events
-        # skipped lines are assigned to depends on that.
+        # Reads up to a multiple of the chunk size, so that the same bytes are always read together: the assignment of
+        # skipped lines to events depends on it.
         data = content.read(CHUNK_BYTES - content.position % CHUNK_BYTES)
         is_at_end = not data
         try:

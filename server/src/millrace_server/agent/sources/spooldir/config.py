@@ -31,10 +31,10 @@ Pattern = Annotated[str, Field(min_length=1)]
 
 
 class LinesFormat(LinesConfig, frozen=True, extra="forbid", defer_build=True):
-    """Each event is a line, or several lines."""
+    """Each event is one line, or several lines."""
 
     type: Literal["lines"]
-    """Each event is a line, or several lines."""
+    """Each event is one line, or several lines."""
 
 
 class BlobFormat(BaseModel, frozen=True, extra="forbid", defer_build=True):
@@ -98,7 +98,7 @@ AnyDone = Annotated[RenameDone | DeleteDone | MoveDone, Field(discriminator="typ
 
 
 class SpooldirSourceConfig(SourceConfig):
-    """A source that reads files that are complete when they are put into a directory, and never changed afterwards.
+    """A source that reads files that are complete when they are put into a directory, and never change afterwards.
 
     Files whose names end with `.gz`, `.zst` or `.zstd` are decompressed. Files whose names begin with a dot are
     ignored; use such names for files that are still being written.
@@ -154,7 +154,7 @@ class SpooldirSourceConfig(SourceConfig):
 
     @property
     def own_directories(self) -> frozenset[Path]:
-        """The directories below `directory` that the source itself moves files to."""
+        """The directories below `directory` to which the source itself moves files."""
         moved = [self.done.directory] if isinstance(self.done, MoveDone) else []
         root = self.directory.absolute()
         return frozenset(

@@ -16,15 +16,15 @@ _HEAD_BYTES = 4096
 _ORDER_BYTES = 4
 _READ_BYTES = 1 << 18
 _ZSTD_INPUT_BYTES = 1024
-"""This many bytes decompress to 32 MiB at most, whatever they are."""
+"""Any input of this size decompresses to at most 32 MiB."""
 
 
 class BadFileError(Exception):
-    """Raised when a file cannot be used; says why."""
+    """Raised when a file cannot be used; the message says why."""
 
 
 class FileGoneError(Exception):
-    """Raised when a file has gone or changed; what is there now is found by the next scan."""
+    """Raised when a file no longer exists or has changed; the next scan finds its successor."""
 
 
 class SpoolFile:
@@ -41,15 +41,15 @@ class SpoolFile:
         self.path = path
         self.status = FileStatus.of(status)
         self.head = os.pread(fd, _HEAD_BYTES, 0)
-        # Without the device, whose number may change when the machine restarts. The inode's change time distinguishes a
-        # file from a deleted one with the same inode and the same modification time.
+        # Without the device, whose number may change when the machine restarts. The change time of the inode
+        # distinguishes a file from a deleted one with the same inode and the same modification time.
         self._identity = (*self.status, status.st_ctime_ns)
 
     @classmethod
     def open(cls, found: FoundFile) -> "SpoolFile":
-        """Opens a file. Raises FileGoneError if it has gone or changed, BadFileError if reading it is not permitted."""
+        """Opens a file. Raises FileGoneError if it is gone or has changed, BadFileError if reading is not permitted."""
         try:
-            # If a pipe has replaced it, opening must not wait for a writer.
+            # If it was replaced by a pipe, opening must not wait for a writer.
             fd = os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise FileGoneError from None
@@ -70,7 +70,7 @@ class SpoolFile:
         return file
 
     def producer_id(self, kind: str) -> str:
-        """Returns the producer id under which channels remember what they have stored of this file in this format."""
+        """Returns the producer id with which channels remember what they have stored of this file in this format."""
         digest = hashlib.sha256(f"{kind} {self._identity} ".encode() + self.head)
         return f"spooldir/{digest.hexdigest()[:40]}"
 
@@ -112,14 +112,14 @@ class Content:
         self.position = 0
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes; fewer only at the end. Raises BadFileError if it is broken or has changed."""
+        """Returns the next `size` bytes; fewer only at the end. Raises BadFileError if it is damaged or has changed."""
         early, self._read_ahead = self._read_ahead[:size], self._read_ahead[size:]
         data = early + self._read_full(size - len(early))
         self.position += len(data)
         return data
 
     def skip_to(self, position: int) -> None:
-        """Skips to a position; compressed content must be read for that."""
+        """Skips to a position, for which compressed content must be read."""
         if self._stream is self._file:
             self._file.seek(position)
             self._read_ahead = b""
@@ -157,7 +157,7 @@ class _Gzip:
 
 
 class _Zstd:
-    """Consecutive frames. The library's own stream accepts a file that ends in the middle of a frame."""
+    """Reads consecutive frames. The library's own stream would accept a file that ends in the middle of a frame."""
 
     def __init__(self, file: SpoolFile) -> None:
         self._file = file

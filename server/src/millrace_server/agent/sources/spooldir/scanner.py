@@ -1,4 +1,4 @@
-"""The scanner, which finds the files to read in a directory."""
+"""The scanner, which finds the files in a directory that are to be read."""
 
 import fnmatch
 import heapq
@@ -16,14 +16,14 @@ from millrace_server.agent.sources.spooldir.config import SpooldirSourceConfig
 from millrace_server.agent.supervision import ComponentError
 
 FILES_MAX = 10_000
-"""The maximum number of known files; further ones are found once these are completed."""
+"""The maximum number of known files; further ones are found once some of these are completed."""
 
 _MTIME_RESOLUTION_NS = 2 * 10**9
-"""If a directory is listed at least this long after its modification time, any later change gives it a new modification
-time: no filesystem has a coarser resolution."""
+"""If a directory is listed at least this long after its modification time, any later change results in a new
+modification time, since no file system has a coarser resolution."""
 
 _FORCED_LIST_SECONDS = 60.0
-"""Directories are listed at least this often, since network filesystems update modification times late."""
+"""Directories are listed at least this often, since network file systems may update modification times late."""
 
 _IDLE_FACTOR = 9
 """The pause between scans is at least this many times as long as a scan."""
@@ -60,7 +60,7 @@ _ORDERS: dict[str, Callable[[FoundFile], tuple[int, str]]] = {
 class DirectoryScanner:
     """Finds the files to read, in order.
 
-    While nothing changes, a scan takes one system call for each directory: a directory is listed only when its
+    While nothing changes, a scan takes one system call per directory, since a directory is listed only when its
     modification time has changed.
     """
 
@@ -142,13 +142,13 @@ class DirectoryScanner:
                 self._log_unreadable(directory, error)
 
     def _files_in(self, directory: Path, pending: list[Path]) -> Iterator[FoundFile]:
-        # Taken before listing, so that changes during the listing result in another time.
+        # Read before listing, so that changes during the listing result in another time.
         modified_ns = directory.stat().st_mtime_ns
         self._is_list_certain &= time.time_ns() - modified_ns > _MTIME_RESOLUTION_NS
         with os.scandir(directory) as entries:
             self._directory_times[directory] = modified_ns
             for entry in entries:
-                # Symbolic links are not followed: users who may put files here must not gain access to all files that
+                # Symbolic links are not followed: users who may put files here must not gain access to every file that
                 # the daemon may read.
                 if entry.name.startswith("."):
                     continue
@@ -173,10 +173,10 @@ class DirectoryScanner:
 
 
 def _matcher(patterns: Sequence[str]) -> Callable[[str, str], bool]:
-    """Returns a function that matches a name, or a relative path for patterns that contain a slash."""
+    """Returns a function that matches a name with some patterns, or a relative path if a pattern contains a slash."""
 
     def union(chosen: Iterable[str]) -> re.Pattern[str]:
-        # Without patterns nothing matches.
+        # Without patterns, nothing matches.
         return re.compile("|".join(map(fnmatch.translate, chosen)) or "(?!)")
 
     of_names = union(pattern for pattern in patterns if "/" not in pattern)

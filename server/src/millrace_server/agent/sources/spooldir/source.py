@@ -1,4 +1,4 @@
-"""The source `spooldir`, and what it does with completed and bad files."""
+"""The source `spooldir`, and its handling of completed and bad files."""
 
 import asyncio
 import errno
@@ -39,7 +39,7 @@ _NAMES_MAX = 1_000
 
 
 class FileArchiver:
-    """Renames, moves or deletes completed files and quarantines bad ones. It never overwrites another file."""
+    """Renames, moves or deletes completed files, and quarantines bad ones. It never overwrites another file."""
 
     def __init__(self, config: SpooldirSourceConfig) -> None:
         self._config = config
@@ -50,7 +50,7 @@ class FileArchiver:
         target = done.directory if isinstance(done, MoveDone) else directory
         if not directory.is_dir():
             raise ComponentError(f"there is no directory {directory}; create it, or name another one in `directory`")
-        # Begins with a dot, so that no other source reads it.
+        # Its name begins with a dot, so that no other source reads it.
         trial = directory / f".millrace-{secrets.token_hex(8)}"
         try:
             if target != directory:
@@ -68,7 +68,7 @@ class FileArchiver:
         moved.unlink()
 
     def complete(self, found: FoundFile) -> None:
-        """Renames, moves or deletes a stored file. Does nothing if the file has gone or was replaced."""
+        """Renames, moves or deletes a stored file. Does nothing if the file is gone or was replaced."""
         path, done = found.path, self._config.done
         if not _still_exists(found):
             return
@@ -84,7 +84,7 @@ class FileArchiver:
         """Moves a bad file away, and puts a file with the reason next to it.
 
         Returns:
-            The new path; the old one if the file has gone or its name belongs to another file.
+            The new path; the old one if the file is gone or was replaced.
         """
         path = found.path
         if not _still_exists(found):
@@ -93,7 +93,7 @@ class FileArchiver:
             moved = _rename_unique(path, self._below(self._config.quarantine, path), "")
         except OSError:
             moved = _rename_unique(path, path.parent, QUARANTINED_SUFFIX)
-        # The reason is logged too; a full disk must not cause more trouble here.
+        # The reason is also logged, so an error of a full disk can be ignored.
         with suppress(OSError):
             _write_unique(moved.parent, moved.name + REASON_SUFFIX, reason)
         return moved
@@ -115,7 +115,7 @@ def _still_exists(found: FoundFile) -> bool:
 def _rename_unique(path: Path, directory: Path, suffix: str) -> Path:
     """Renames a file to an unused name."""
     for target in _candidate_names(directory, path.name, suffix):
-        # Renaming overwrites an existing file, so the name is first claimed with an empty file.
+        # Renaming would overwrite an existing file, so the name is first reserved with an empty file.
         try:
             target.touch(exist_ok=False)
         except FileExistsError:
@@ -145,14 +145,14 @@ def _candidate_names(directory: Path, name: str, suffix: str) -> Iterator[Path]:
 
 
 _ATTEMPTS_MAX = 3
-"""A file that could not be read after this many attempts is bad."""
+"""A file that cannot be read in this many attempts is bad."""
 
 _DEFER_SECONDS = 60.0
-"""A file that could not be completed is retried after this time, which is longer than any back-off of the source, so
-that other files are read in between."""
+"""A file that could not be renamed, moved or deleted is retried after this time, which is longer than any back-off of
+the source, so that other files are read in between."""
 
 _UNITS = {"lines": "bytes", "blob": "events", "avro": "records"}
-"""What the numbers of a file count."""
+"""What is counted by the numbers of a file's events."""
 
 _RESOURCE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
@@ -164,8 +164,8 @@ _log = structlog.stdlib.get_logger(__name__)
 class SpooldirSource:
     """Stores one file after another, and completes each once all of it is stored.
 
-    Channels remember how much of a file they have stored, so that the rest follows after a crash. Nothing else must be
-    remembered: a completed file has another name, or has gone.
+    Channels remember how much of a file they have stored, so that the source continues with the rest after a crash.
+    Nothing else must be remembered: a completed file has another name, or no longer exists.
     """
 
     def __init__(self, name: str, config: SpooldirSourceConfig) -> None:
@@ -183,7 +183,7 @@ class SpooldirSource:
         while True:
             found = await self._thread.submit(self._scanner.scan)
             writer.report_running()
-            # Scans between files, too, since a new file may have to be read first.
+            # Also scans between files, since a new file may have to be read first.
             next_scan_at = clock() + self._scanner.pause_seconds
             for each in found:
                 if not self._is_deferred(each):
@@ -227,7 +227,7 @@ class SpooldirSource:
             await reading.close()
 
     def _chunks(self, file: SpoolFile, stored: StoredRanges, limits: ChunkLimits) -> Iterator[Chunk]:
-        """Runs on a thread: opening already reads."""
+        """Runs on a thread, since opening already reads."""
         yield from open_chunks(Content(file), self._config.format, stored, limits)
         file.check_unchanged()
 
@@ -257,7 +257,7 @@ class SpooldirSource:
         try:
             return await self._thread.submit(take)
         except OSError as error:
-            # Other files are still read, unless the problem affects them too: `check_directories` detects that.
+            # Other files are still read, unless the problem affects them too, which `check_directories` detects.
             if len(self._deferred) < FILES_MAX:
                 self._deferred[found.path] = found.status, time.monotonic() + _DEFER_SECONDS
             raise ComponentError(f"{found.path} cannot be moved or deleted: {error.strerror}") from None
@@ -306,14 +306,14 @@ async def _opened(found: FoundFile, thread: WorkerThread) -> AsyncGenerator[Spoo
     try:
         yield await _wrap_read_errors(asyncio.shield(opening))
     finally:
-        # The thread completes the opening even if this is cancelled.
+        # The thread opens the file even if this is cancelled.
         await asyncio.wait({opening})
         if opening.exception() is None:
             opening.result().close()
 
 
 def open_chunks(content: Content, file_format: AnyFormat, stored: StoredRanges, limits: ChunkLimits) -> Iterator[Chunk]:
-    """Yields the part of a file that some channel has not stored."""
+    """Yields the part of a file that some channels have not stored."""
     match file_format:
         case LinesFormat():
             return line_chunks(content, file_format, stored, limits)

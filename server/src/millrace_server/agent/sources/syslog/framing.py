@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from millrace_server.agent.sources.syslog.config import Framing, LongMessages
 
-# A longer number is no plausible length, but would discard the rest of the stream.
+# A longer number is not a plausible length, and would discard the rest of the stream.
 _COUNTED = re.compile(rb"([1-9][0-9]{0,7}) ")
 _COUNTED_MESSAGE = re.compile(rb"([1-9][0-9]{0,7}) <")
 _PARTIAL_COUNT = re.compile(rb"[1-9][0-9]{0,7} ?\Z")
@@ -36,8 +36,8 @@ class StreamFramer:
 
     Attributes:
         dropped_count: Messages that were dropped because they were too long.
-        is_out_of_sync: Whether a message without a length was found although `framing` is `octet_counting`: the start
-            of the next message is unknown.
+        is_out_of_sync: Whether a message without a length was found although `framing` is `octet_counting`; the start
+            of the next message is then unknown.
     """
 
     def __init__(self, framing: Framing, message_bytes_max: int, long_messages: LongMessages) -> None:
@@ -75,7 +75,7 @@ class StreamFramer:
         return self._take_frames()
 
     def finish(self, *, is_clean: bool) -> list[Frame]:
-        """Returns what is left at the end; the last message may be incomplete if the sender did not end the stream."""
+        """Returns the rest at the end; the last message may be incomplete if the sender did not end the stream."""
         rest, self._buffer = bytes(self._buffer), b""
         if (counted := self._counted_at(rest, 0)) is not None:
             start, _ = counted
@@ -122,7 +122,7 @@ class StreamFramer:
         return data[skipped:]
 
     def _cut_one(self) -> bool:
-        """Splits off the next message; False if it is incomplete."""
+        """Splits off the next message; returns False if it is incomplete."""
         buffer, start = self._buffer, self._position
         if (counted := self._counted_at(buffer, start)) is not None:
             return self._cut_counted(*counted)

@@ -1,4 +1,4 @@
-"""TCP and UDP listeners, and the counts of what they lose."""
+"""TCP and UDP listeners, and the counters of their losses."""
 
 import asyncio
 import socket
@@ -20,13 +20,13 @@ from millrace_server.agent.sources.syslog.message_queue import MessageQueue, Ori
 from millrace_server.network.accepting import Acceptor, ConnectionSlot, ConnectionSlots, client_ip, detect_dead_peers
 
 LOG_SECONDS = 60.0
-"""Each kind of loss is logged at once, and then at most this often with the number in between."""
+"""The interval at which each kind of loss is logged after the first time, with the number of losses since then."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class Loss(Enum):
-    """What was lost, and what to do about it."""
+    """A kind of loss; the value is a sentence that says what was lost, and why."""
 
     DATAGRAMS = "datagrams came faster than they could be stored; raise udp_receive_buffer_bytes, or use TCP"
     LONG_MESSAGES = "messages were longer than message_bytes_max, and long_messages says that these are dropped"
@@ -43,8 +43,8 @@ class LossCounter:
     """Counts and logs losses.
 
     Attributes:
-        counts: The losses of each kind since the source was created.
-        on_lost_messages: Called with the number of messages each time that some are lost.
+        counts: The number of losses of each kind since the source was created.
+        on_lost_messages: Called with the number of messages whenever some are lost.
     """
 
     def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,7 +88,7 @@ class ListenerContext(NamedTuple):
 
 
 MESSAGE_SECONDS_MAX = 60.0
-"""A connection whose message is incomplete for this long is closed; the message is kept as it is."""
+"""A connection is closed if a message is incomplete for this long; the incomplete message is stored."""
 
 
 class TcpListener:
@@ -143,7 +143,7 @@ class _Connection(asyncio.Protocol):
         self._slot.abort = self.end
         self._slot.mark_busy()
         self._connections.add(self)
-        # uvloop starts to read after this method, which would undo a pause.
+        # uvloop starts reading after this method, which would undo a pause.
         self._loop.call_soon(self._register)
 
     def _register(self) -> None:
@@ -192,7 +192,7 @@ class _Connection(asyncio.Protocol):
         self._context.queue.add(self._framer.finish(is_clean=is_clean), self._origin)
 
     def _restart_timeout(self) -> None:
-        """Restarts the timeout, which keeps senders from holding a connection by sending a message byte by byte."""
+        """Restarts the timeout, which prevents senders from keeping a connection by sending a message byte by byte."""
         self._progress_at = self._loop.time()
         if self._timeout is None and self._framer.is_inside:
             self._timeout = self._loop.call_later(MESSAGE_SECONDS_MAX, self._check_timeout)
@@ -200,7 +200,7 @@ class _Connection(asyncio.Protocol):
     def _check_timeout(self) -> None:
         self._timeout = None
         if self._context.queue.is_full or not self._framer.is_inside:
-            # A paused connection does not read, and one without an unfinished message is idle.
+            # A paused connection does not read, and a connection without an unfinished message is idle.
             return
         remaining = self._progress_at + MESSAGE_SECONDS_MAX - self._loop.time()
         if remaining > 0:
@@ -211,9 +211,9 @@ class _Connection(asyncio.Protocol):
 
 _DATAGRAM_BYTES_MAX = 65_535
 _DATAGRAMS_AT_ONCE = 128
-"""After this many, other tasks of the event loop get their turn."""
+"""After this many datagrams, other tasks of the event loop get their turn."""
 
-# With this option Linux reports with each datagram how many were dropped on the socket; Python has no constant for it.
+# With this option, Linux reports with each datagram how many the socket has dropped; Python has no constant for it.
 _SO_RXQ_OVFL = 40
 _DROP_COUNT = struct.Struct("=I")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_DROP_COUNT.size)
@@ -223,7 +223,7 @@ _DROP_COUNT_END = 1 << 32
 class UdpListener:
     """Reads datagrams from a bound socket, which it owns.
 
-    While the queue is full it does not read: the system buffers datagrams up to the size of the receive buffer, and
+    While the queue is full, it does not read: the system buffers datagrams up to the size of the receive buffer, and
     drops and counts further ones.
     """
 
@@ -252,7 +252,7 @@ class UdpListener:
         if self._has_started:
             self._context.queue.remove_receiver(self)
             self.pause()
-            # Datagrams that the system has accepted must not be lost.
+            # Datagrams that the system has already received must not be lost.
             while not self._context.queue.is_full and self._read_datagrams():
                 pass
         self._bound.close()
@@ -264,7 +264,7 @@ class UdpListener:
         asyncio.get_running_loop().add_reader(self._bound, self._read_datagrams)
 
     def _read_datagrams(self) -> bool:
-        """Reads a limited number of datagrams; False if there is none."""
+        """Reads a limited number of datagrams; returns False if there are none."""
         queue = self._context.queue
         for count in range(_DATAGRAMS_AT_ONCE):
             if queue.is_full:
@@ -272,7 +272,7 @@ class UdpListener:
             try:
                 datagram, ancillary, _, sender = self._bound.recvmsg(_DATAGRAM_BYTES_MAX, _ANCILLARY_BYTES)
             except OSError:
-                # Nothing more is available, or the system reports a network error, once.
+                # Nothing more is available, or the system reports a network error, which it does once.
                 return count > 0
             if ancillary:
                 self._count_drops(ancillary[0][2])

@@ -11,7 +11,7 @@ from millrace_server.agent.sources.syslog.framing import Frame
 
 MESSAGES_MAX = 20_000
 BYTES_MAX = 32 * 1024 * 1024
-"""A queue of this size is full; it accepts messages again below half of both limits."""
+"""A queue of this size is full, until it is below half of both limits."""
 
 _BATCH_BYTES_MAX = 1024 * 1024
 
@@ -42,8 +42,8 @@ class Receiver(Protocol):
 class MessageQueue:
     """Messages in order of arrival.
 
-    While it is full its receivers are paused, so it exceeds its limits by no more than one read of each. In the
-    meantime TCP senders wait, and UDP datagrams collect in the socket's receive buffer.
+    While it is full, its receivers are paused, so it exceeds its limits by at most one read of each. In the meantime,
+    TCP senders wait, and UDP datagrams accumulate in the socket's receive buffer.
     """
 
     def __init__(self, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX) -> None:
@@ -115,6 +115,6 @@ class MessageQueue:
         self._is_closed = False
 
     def close(self) -> None:
-        """Ends the waiting for further messages."""
+        """Ends waits for further messages."""
         self._is_closed = True
         self._has_messages.set()

@@ -21,7 +21,7 @@ _LEAP_YEARS_APART = 8
 
 
 class TimestampParser:
-    """Parses timestamps into milliseconds since 1970. `time_zone` is the zone of timestamps that have none."""
+    """Parses timestamps into milliseconds since 1970. `time_zone` applies to timestamps without a zone."""
 
     def __init__(self, time_zone: str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._zone = time_zone_of(time_zone)
@@ -39,7 +39,7 @@ class TimestampParser:
     def parse_bsd(self, text: str) -> str | None:
         """Parses a timestamp of RFC 3164, such as `Oct 11 22:14:15`; None if it is invalid.
 
-        The year is the latest one for which the time is not further in the future than wrong clocks and zones explain.
+        The year is the latest one for which the time is not in the future, apart from wrong clocks and time zones.
         """
         return self._latest_time(text, self._now().astimezone(self._zone).date())
 
@@ -80,7 +80,7 @@ _VALUE = rb'(?:[^"\\]++|\\.)*+'
 _ELEMENT = rb"\[" + _NAME + rb"(?: ++" + _NAME + rb'="' + _VALUE + rb'")*+ *+\]'
 
 STRUCTURED_DATA_PATTERN = rb"-|(?:" + _ELEMENT + rb")++"
-"""All elements, or a dash if there is none."""
+"""All elements, or a dash if there are none."""
 
 _ELEMENT_PARTS = re.compile(rb"\[(" + _NAME + rb")((?: ++" + _NAME + rb'="' + _VALUE + rb'")*+) *+\]', re.DOTALL)
 _PARAMETER = re.compile(rb"(" + _NAME + rb')="(' + _VALUE + rb')"', re.DOTALL)
@@ -89,7 +89,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def structured_data_json(text: bytes) -> str | None:
-    """Returns a JSON object with an object of parameters for each element's id; None for a dash.
+    """Returns a JSON object that contains an object of parameters for the id of each element; None for a dash.
 
     The values of a repeated parameter become an array.
     """
@@ -126,7 +126,7 @@ _RFC_5424_START = re.compile(rb"[1-9][0-9]{0,2} [-0-9]")
 _RFC_3164 = re.compile(
     rb"(?P<timestamp>[A-Z][a-z]{2} [ 0-3][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
     rb"|[0-9]{4}-[0-9]{2}-[0-9]{2}T\S++)"
-    # A word that ends like a tag is one: programs that log to their own machine omit the host name.
+    # A word that ends like a tag is not a host name, which programs omit if they log to their own machine.
     rb"(?: (?P<hostname>[^\s\[]*[^\s\[:])(?= |\Z))?"
     rb"(?: (?P<tag>(?P<app_name>[^\s:\[\]]++)(?:\[(?P<procid>[^\s\]]*+)\]:?|:)(?= |\Z)))?"
     rb"(?: (?P<message>.*+))?+\Z",
@@ -137,7 +137,7 @@ _PRIORITIES = [(str(priority // 8), str(priority % 8)) for priority in range(192
 
 
 class Parsed(NamedTuple):
-    """A parsed message: the body of an event and its headers, or None."""
+    """A parsed message: the body of an event and its headers, which may be None."""
 
     body: bytes
     facility: str | None = None
@@ -152,7 +152,7 @@ class Parsed(NamedTuple):
 
 
 class SyslogParser:
-    """Parses messages. The fields to keep stay in front of the message in the body."""
+    """Parses messages. The fields to keep precede the message in the body."""
 
     def __init__(self, times: TimestampParser, keep_fields: Collection[str] = ()) -> None:
         self._timestamps = times
@@ -224,4 +224,4 @@ def _value(text: bytes | None) -> str | None:
 
 
 HEADERS: Sequence[str] = Parsed._fields[1:]
-"""The headers that the parser sets, in the order of its columns."""
+"""The headers that the parser sets, in the order of its fields."""

@@ -23,16 +23,16 @@ from millrace_server.agent.sources.syslog.parsing import HEADERS, SyslogParser, 
 from millrace_server.channels.stamps import Stamp
 
 FINISH_SECONDS_MAX = 5.0
-"""How long received messages may take to be stored when the source stops."""
+"""When the source stops: how long storing the received messages may take."""
 
 _INLINE_MESSAGES_MAX = 100
-"""Larger batches are parsed on a thread, to keep the event loop responsive."""
+"""Batches with more messages are parsed on a thread, to keep the event loop responsive."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class SyslogSource:
-    """Listens and stores the messages.
+    """Listens for messages and stores them.
 
     Messages that are not stored yet survive a failure of the source, but not of the process.
     """

@@ -23,11 +23,11 @@ PathPattern = Annotated[str, Field(min_length=1, max_length=4096), AfterValidato
 class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid", defer_build=True):
     """A source of the lines of growing files.
 
-    A file is identified by its device, its inode and its first bytes, regardless of its name. After it is renamed it is
-    read to its end; after it is truncated or rewritten it is a new file. A file with another name that begins like a
-    truncated file, and contains the bytes last read from it, is its copy and is read from that position. Files that are
-    found at the same time are read in the order of their modification times, as they were rotated. Copies are not
-    recognized if fewer than 16 bytes of the file were read: its lines may then be stored twice.
+    A file is identified by its device, its inode and its first bytes, regardless of its name. After it is renamed, it
+    is read to its end; after it is truncated or rewritten, it is a new file. A file with another name that begins like
+    a truncated file, and contains the bytes last read from it, is its copy, and is read from that position. Files that
+    are found at the same time are read in the order of their modification times, as they were rotated. Copies are not
+    recognized if fewer than 16 bytes of the file were read; its lines may then be stored twice.
     """
 
     type: Literal["taildir"]
@@ -46,8 +46,8 @@ class TaildirSourceConfig(LinesConfig, SourceConfig, frozen=True, extra="forbid"
     from their beginning."""
 
     unfinished_line_seconds: float | None = Field(None, gt=0, le=86_400, allow_inf_nan=False)
-    """A last line without a line end becomes an event once the file has not grown for this long; what is appended later
-    is another event. By default such a line waits until it is complete, or until the file is rotated or deleted."""
+    """A last line without a line end becomes an event once the file has not grown for this long; text that is appended
+    later is another event. By default, such a line waits until it is complete, or the file is rotated or deleted."""
 
     idle_close_seconds: float = Field(60.0, gt=0, le=86_400, allow_inf_nan=False)
     """A file that has not grown for this long is closed. It is reopened when it grows."""

@@ -1,8 +1,8 @@
-"""Copies of files that are then truncated, as `copytruncate` of logrotate makes them.
+"""Copies of files that are then truncated, as with `copytruncate` of logrotate.
 
-Data that was written between the last read and the copying is only in the copy, which also contains everything read
-before. So the copy is treated as the renamed file, and the truncated file as a new one. A copy that ends before the
-position up to which its original was read contains nothing new.
+Data that was written between the last read and the copying is only in the copy, which also contains everything that was
+read before. So the copy is treated as the renamed file, and the truncated file as a new one. A copy that ends before
+the position up to which its original was read contains nothing new.
 """
 
 import os
@@ -14,13 +14,13 @@ from millrace_server.agent.sources.taildir.discovery import FoundFile
 from millrace_server.agent.sources.taildir.positions import HEAD_BYTES_MAX, FileKey, Fingerprint, opened_file
 
 HOLD_SECONDS = 10.0
-"""A file that may be a copy is read once it has not grown for this long and its original still exists."""
+"""A file that may be a copy is read once it has not grown for this long while its original still exists."""
 
 _COMMON_BYTES_MIN = 16
 """Files that have fewer bytes in common are not considered copies."""
 
 _SCANS_MAX = 4
-"""How often to list a directory whose files are being renamed in the meantime."""
+"""How often to list a directory again whose files are being renamed in the meantime."""
 
 
 class FileCopy(NamedTuple):
@@ -37,7 +37,7 @@ class CopyOrigin(NamedTuple):
     place: str
     head: Fingerprint
     read_fingerprints: Sequence[Fingerprint]
-    """The bytes before some of the positions up to which it was read."""
+    """Fingerprints of the bytes before some of the positions up to which it was read."""
     size_max: int
     """Its largest known size."""
 
@@ -51,12 +51,12 @@ class CopyOrigin(NamedTuple):
         return size < self.read_fingerprints[-1].end
 
     def fingerprint_within(self, size: int) -> Fingerprint:
-        """Returns the last fingerprint that is within a file of this size; that of its head if there is no other."""
+        """Returns the last fingerprint that is within a file of this size; that of the head if there is no other."""
         return next((each for each in reversed(self.read_fingerprints) if self.head.end < each.end <= size), self.head)
 
 
 class CopyOrigins:
-    """Files that others may be copies of, at one moment."""
+    """Files that others may be copies of, at a point in time."""
 
     def __init__(self) -> None:
         self._origins: dict[tuple[Path, int, str], list[CopyOrigin]] = {}
@@ -69,7 +69,7 @@ class CopyOrigins:
             self._origins.setdefault((directory, head.size, head.digest), []).append(origin)
 
     def of(self, found: FoundFile) -> CopyOrigin | None:
-        """Returns one from the same directory with the same content, as far as both go."""
+        """Returns a file in the same directory whose content is the same up to the shorter length; or None."""
         place = os.path.realpath(found.path)
         directory = Path(place).parent
         head_sizes = self._head_sizes.get(directory)
@@ -78,7 +78,7 @@ class CopyOrigins:
         with opened_file(place, FileKey.of(found.status)) as descriptor:
             beginning = os.pread(descriptor, HEAD_BYTES_MAX, 0)
             for size in head_sizes:
-                # No copy is expected to be found while it is shorter than the head.
+                # A copy is not recognized while it is shorter than the head.
                 if size <= len(beginning):
                     head = Fingerprint.of(0, beginning[:size])
                     for origin in self._origins.get((directory, size, head.digest), ()):
@@ -88,7 +88,7 @@ class CopyOrigins:
 
 
 class CopyDetector:
-    """Detects new files that may be copies of tailed files, and holds them back until that is clear."""
+    """Detects new files that may be copies of tailed files, and holds them back until this is certain."""
 
     def __init__(self) -> None:
         self._held: dict[FileKey, _Held] = {}
@@ -103,12 +103,12 @@ class CopyDetector:
         size = found.status.st_size
         held = self._held.get(key)
         if held is None or (held.size != size and size <= origin.size_max):
-            # Copying a large file takes time. A file that grows beyond its original is no copy.
+            # Copying a large file takes time. A file that grows beyond its original is not a copy.
             held = self._held[key] = _Held(size, now)
         return now - held.since < HOLD_SECONDS
 
     def mark_read(self, copy: FileCopy) -> None:
-        """Records that the content of a copy was read in its original, which is gone."""
+        """Records that the content of a copy was already read in its original, which no longer exists."""
         self._read[copy.key] = copy.size
 
     def read_bytes(self, key: FileKey) -> int:
@@ -128,8 +128,8 @@ class _Held(NamedTuple):
 def find_copy(origin: CopyOrigin, tailed: Container[FileKey]) -> FileCopy | None:
     """Returns the newest copy of a file that is not tailed, or None.
 
-    The copy is in the same directory, and its name begins like that of the file. It may lack some of what was read:
-    data that was written after the copy was made may have been read too.
+    The copy is in the same directory, and its name begins like that of the file. It may lack data that was read: that
+    written after the copy was made.
     """
     if not origin.is_distinct:
         return None
@@ -139,7 +139,7 @@ def find_copy(origin: CopyOrigin, tailed: Container[FileKey]) -> FileCopy | None
                 if _is_copy(copy, origin):
                     return copy
         except FileNotFoundError:
-            # Files were renamed between the listing and the check: the copy has another name now.
+            # Files were renamed between the listing and the check, so the copy may have another name now.
             continue
         except OSError:
             return None
@@ -164,7 +164,7 @@ def _candidates(origin: CopyOrigin, tailed: Container[FileKey]) -> list[FileCopy
 
 def _is_copy(copy: FileCopy, origin: CopyOrigin) -> bool:
     fingerprint = origin.fingerprint_within(copy.size)
-    # Nothing will be read of a copy without new data: a short common head is too little evidence for that.
+    # A copy without new data will not be read, for which a short common head is too little evidence.
     if origin.contains_all_of(copy.size) and fingerprint is origin.head and fingerprint.size < HEAD_BYTES_MAX:
         return False
     try:
@@ -173,5 +173,5 @@ def _is_copy(copy: FileCopy, origin: CopyOrigin) -> bool:
     except FileNotFoundError:
         raise
     except OSError:
-        # An unreadable copy is of no use.
+        # An unreadable copy cannot be used.
         return False

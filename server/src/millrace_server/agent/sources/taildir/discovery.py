@@ -60,7 +60,7 @@ class PathPatterns:
             parts = [part for part in str(Path.cwd() / pattern).split("/") if part]
             if parts[-1:] == [_ANY_DIRECTORIES]:
                 parts.append("*")
-            # Sorted, so that of a file with several names the same one is used each time.
+            # Sorted, so that the same name is always used for a file with several names.
             for path in sorted(self._expand("/", parts)):
                 if path not in seen and not self._is_excluded(path):
                     seen.add(path)
@@ -113,7 +113,7 @@ class PathPatterns:
 
 
 class DirectoryIndex:
-    """Finds files in directories by their inodes; it reads each directory once, so it is valid for one moment."""
+    """Finds files in directories by their inodes. It reads each directory once, so it must not be kept."""
 
     def __init__(self) -> None:
         self._paths: dict[Path, dict[int, str]] = {}
@@ -140,14 +140,14 @@ def _name_matcher(pattern: str) -> Callable[[str], bool]:
 
 
 _HEAD_LENGTHS = (1024, 512, 256, 128, 64, 32, 16)
-"""The lengths that the head of a file may have had when it was first found. Shorter ones are not tried, since other
+"""The lengths that the head of a file may have had when it was first found. Shorter heads are not tried, since other
 files may begin with the same bytes."""
 
 _LAST_LINE_BYTES_MAX = 64 * 1024
-"""How far before the end of a file the beginning of its last line is searched."""
+"""How far before the end of a file the beginning of its last line is searched for."""
 
 _BLOCK_BYTES_MAX = 64 * 1024
-"""A multiple of the block size of any file system: holes end at multiples of it."""
+"""A multiple of the block size of any file system; holes end at multiples of the block size."""
 
 _CHARACTER_BYTES = 4
 """A character of any charset may begin at multiples of this number of bytes."""
@@ -166,8 +166,8 @@ class FileIdentifier:
     ) -> FilePosition | None:
         """Returns the position of a new file, with an id that is not known yet; None while the file is empty.
 
-        If no positions are known, because the source runs for the first time or its positions are lost, the channels
-        are asked whether they know the file. `read_bytes` is how much of it was read in its original.
+        If there are no positions, because the source runs for the first time or its positions were lost, the channels
+        are searched for the file. `read_bytes` is how much of it was already read in its original.
         """
         place = os.path.realpath(found.path)
         key = FileKey.of(found.status)
@@ -195,12 +195,12 @@ class FileIdentifier:
         )
 
     def _new_producer_id(self, key: FileKey, start: int, content: bytes, known_ids: Container[str]) -> str:
-        # The head may be longer at a later time, so a length is used that changes seldom.
+        # The head may be longer later, so a length is used that seldom changes.
         head = Fingerprint.of(start, content[: 1 << (len(content).bit_length() - 1)])
         for identity in self._candidate_ids(key, head):
             if identity not in known_ids and not any(self._stored_ranges(identity)):
                 return identity
-        raise AssertionError("generations do not end")
+        raise AssertionError("there are infinitely many generations")
 
     def _recover_producer_id(self, descriptor: int, key: FileKey, start: int, content: bytes) -> str | None:
         """Returns the producer id under which the channels know a file, or None."""
@@ -223,7 +223,7 @@ class FileIdentifier:
         return (producer_id(self._source_name, key, head, generation) for generation in count())
 
     def _last_line_start(self, descriptor: int, head: bytes) -> int:
-        """Returns the position of the unfinished last line; the end of the file if it is too far away."""
+        """Returns the position of the unfinished last line; the end of the file if that line is too long."""
         size = os.fstat(descriptor).st_size
         offset = max(size - _LAST_LINE_BYTES_MAX, 0)
         last = os.pread(descriptor, size - offset, offset)
@@ -234,12 +234,12 @@ class FileIdentifier:
 def _content_start(descriptor: int) -> int | None:
     """Returns where the content of a file begins, or None if there is none yet.
 
-    It follows a hole if a writer continued at its old position after the file was truncated.
+    It follows a hole if a writer continued at its former position after the file was truncated.
     """
     try:
         offset = os.lseek(descriptor, 0, os.SEEK_DATA)
     except OSError as error:
-        # A file system without support for holes has none.
+        # A file system without support for holes has no holes.
         return None if error.errno == errno.ENXIO else 0
     if offset == 0:
         return 0

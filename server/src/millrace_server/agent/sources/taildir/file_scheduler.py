@@ -20,10 +20,10 @@ _BUSY_POLL_SECONDS = 0.1
 """The same interval after a change."""
 
 _POLL_SHARE_MAX = 0.01
-"""Scans and polls take at most this share of the time: the intervals grow if there are very many files."""
+"""The maximum share of the time that scans and polls take; with very many files, the intervals are longer."""
 
 POLL_SECONDS_MAX = 10.0
-"""The maximum interval, even if a slow disk or a busy machine makes scans take long."""
+"""The maximum interval, even if scans take long because of a slow disk or a busy machine."""
 
 SAVE_SECONDS = 1.0
 """The interval at which changed positions are saved."""
@@ -40,14 +40,14 @@ class FileChunk(NamedTuple):
 
     file: TailedFile
     parts: Sequence[Lines]
-    """Consecutive parts; each covers some bytes, but may have no events."""
+    """Consecutive parts, each of which covers some bytes but may have no events."""
 
 
 class FileScheduler:
-    """Reads the files that have grown in turn.
+    """Reads the files that have grown, in turn.
 
-    Files are polled, not watched through the kernel: that also works on network file systems, where the kernel does not
-    see the writes of other machines, and needs no higher limit on watches. The cost is bounded.
+    Files are polled instead of watched through the kernel: this also works on network file systems, where the kernel
+    does not see the writes of other machines, and does not require a higher limit on watches. The cost is limited.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class FileScheduler:
             self._ready[file] = None
 
     def _check_idle(self, file: TailedFile, now: float) -> None:
-        """Completes pending events and closes files once a file has not grown for some time."""
+        """Completes the pending event of a file that has not grown for some time, and closes the file."""
         if file.has_unread or file.has_failed:
             return
         config = self._config
@@ -144,7 +144,7 @@ class FileScheduler:
             if not self._open_file(file):
                 return []
             if file.has_failed:
-                # Opened only to check that it is the same file.
+                # It was opened only to check that it is the same file.
                 file.close()
                 file.has_unread = False
                 return []
@@ -178,7 +178,7 @@ class FileScheduler:
                 if not self._register.relocate(file):
                     raise
                 file.open()
-        # Most recently read files come last.
+        # The most recently read files come last.
         self._open.pop(file, None)
         self._open[file] = None
         return True

@@ -21,13 +21,13 @@ HEAD_BYTES_MAX = 1024
 """The size of the head of a file that identifies it, as soon as the file has that many bytes."""
 
 TAIL_BYTES_MAX = 256
-"""The size of the part before the current position that identifies a file."""
+"""The size of the part before the current position that also identifies a file."""
 
 _DIGEST_BYTES = 16
 
 
 class FileKey(NamedTuple):
-    """Identifies an existing file; another file may have the same key once this one is deleted."""
+    """Identifies an existing file. Another file may have the same key once this one is deleted."""
 
     device: int
     inode: int
@@ -44,7 +44,7 @@ def open_file(place: str, key: FileKey) -> int:
         FileNotFoundError: It is gone, or another file has replaced it.
         OSError: It cannot be opened.
     """
-    # If a pipe has replaced it, opening must not wait for a writer.
+    # If it was replaced by a pipe, opening must not wait for a writer.
     descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if FileKey.of(os.fstat(descriptor)) != key:
         os.close(descriptor)
@@ -89,8 +89,8 @@ class Fingerprint:
 def producer_id(source_name: str, key: FileKey, head: Fingerprint, generation: int) -> str:
     """Returns the producer id of a file.
 
-    Each source has its own producer for the same file. The head is that of the time when the file was first found. The
-    generation distinguishes consecutive files with the same key and the same head.
+    Each source has its own producer for a file. The head is the one at the time when the file was first found. The
+    generation distinguishes successive files with the same key and the same head.
     """
     described = f"{key.device} {key.inode} {head.start} {head.size} {head.digest} {generation}"
     return f"taildir/{source_name}/{_digest(described.encode())}"
@@ -151,7 +151,7 @@ class PositionsFile:
         return str(self._path)
 
     def load(self) -> list[FilePosition] | None:
-        """Returns the saved positions; None if there are none, or if they are damaged: then the file is renamed.
+        """Returns the saved positions; None if there are none or they are damaged, in which case the file is renamed.
 
         Raises:
             ComponentFailedError: Another version of the server wrote the file.
@@ -171,7 +171,7 @@ class PositionsFile:
             return None
 
     def save(self, files: Iterable[FilePosition]) -> None:
-        """Replaces the saved positions. Once this returns, the new ones survive a power failure."""
+        """Replaces the saved positions. Once this returns, the new positions survive a power failure."""
         described = [file.model_dump() for file in files]
         content = {"format": _FORMAT, "version": _VERSION, "crc32": _checksum(described), "files": described}
         make_directories(self._path.parent)

@@ -21,7 +21,7 @@ from millrace_server.agent.sources.taildir.positions import FileKey, FilePositio
 from millrace_server.agent.sources.taildir.tailed_file import StartPosition, TailedFile
 
 RESTING_MAX = 1_000
-"""How many files that are no longer tailed are remembered; beyond it, the oldest is forgotten."""
+"""How many files that are no longer tailed are remembered; beyond this number, the oldest is forgotten."""
 
 _SCANS_MAX = 4
 """How often a scan is repeated while new files appear."""
@@ -31,7 +31,7 @@ _LOG_AGAIN_SECONDS = 3600.0
 
 
 class FileRegister:
-    """Knows the files that are tailed, discovers new ones, and follows those that were renamed."""
+    """Keeps track of the tailed files, discovers new ones, and follows those that were renamed."""
 
     def __init__(
         self, config: TaildirSourceConfig, context: SourceContext, stored_ranges: Callable[[str], Ranges]
@@ -65,7 +65,7 @@ class FileRegister:
             later = self._find() if met else found
             if _names(later) <= _names(found):
                 break
-            # Files were rotated since the directories were listed: a new file may be the continuation of a known one,
+            # Files were rotated after the directories were listed: a new file may be the continuation of a known one,
             # and must not be read before it.
             found, met = later, self._update_known(later, now)
         self._add_new(met, now)
@@ -76,7 +76,7 @@ class FileRegister:
             self._handle_missing(file, directories, now)
 
     def continue_in_copy(self, file: TailedFile) -> bool:
-        """Returns whether a truncated or replaced file has a copy to be read in its place."""
+        """Continues a truncated or replaced file in its copy; returns whether there is one with new data."""
         origin = _as_origin(file)
         copy = find_copy(origin, self.files)
         if copy is None:
@@ -104,12 +104,12 @@ class FileRegister:
 
     def save(self) -> None:
         state = [(file.producer_id, file.stored, file.place, file.key) for file in self.files.values()]
-        # If that fails, the next call tries again: channels that persist remember the positions anyway.
+        # If this fails, the next call tries again; durable channels remember the positions anyway.
         if state != self._saved and self._save(()):
             self._saved = state
 
     def log_problem(self, path: str, reason: str) -> None:
-        """Logs a problem of a file, the same one at most once an hour."""
+        """Logs a problem with a file, but the same problem at most once an hour."""
         now = time.monotonic()
         told_at = self._logged_at.get((path, reason))
         if told_at is None or now - told_at >= _LOG_AGAIN_SECONDS:
@@ -145,7 +145,7 @@ class FileRegister:
         return file
 
     def _update_device_numbers(self, found: Mapping[FileKey, FoundFile]) -> None:
-        """Recognizes files whose device has another number since the system was restarted."""
+        """Recognizes files whose device number has changed because the system was restarted."""
         places = {(key.inode, os.path.realpath(each.path)): key for key, each in found.items()}
         for file in [file for key, file in self.files.items() if key not in found and not file.is_open]:
             key = places.get((file.key.inode, file.place))
@@ -160,7 +160,7 @@ class FileRegister:
             resting.setdefault(rested.key, []).append(rested)
         origins, unclear = self._find_origins(unknown)
         met = []
-        # If a file and its copy are both new, the file comes first: it is longer or older.
+        # If a file and its copy are both new, the file, which is longer or older, comes first.
         for each in sorted(unknown, key=_origins_first):
             if Path(os.path.realpath(each.path)).parent in unclear:
                 continue
@@ -185,13 +185,13 @@ class FileRegister:
                 met.append((known, each))
                 if not self._has_no_positions:
                     origins.add(CopyOrigin(known.place, known.head, [known.tail], each.status.st_size))
-        # A rotated file was written before its successor; the order of their names may be the reverse.
+        # A rotated file was written before its successor, but the order of their names may be the opposite.
         return sorted(met, key=lambda pair: (pair[1].status.st_mtime_ns, pair[1].path))
 
     def _find_origins(self, unknown: Sequence[FoundFile]) -> tuple[CopyOrigins, set[Path]]:
-        """Returns the tailed files that unknown ones may be copies of, and the directories in which that is unclear.
+        """Returns the tailed files that unknown ones may be copies of, and the directories in which this is unknown.
 
-        It is unclear until a file that was truncated or replaced in the meantime is read again.
+        It is unknown while a file was truncated or replaced, until that file is read again.
         """
         directories = {Path(os.path.realpath(each.path)).parent for each in unknown}
         origins = CopyOrigins()
@@ -207,8 +207,8 @@ class FileRegister:
     def _add_new(self, new: Sequence[tuple[FilePosition, FoundFile]], now: float) -> None:
         if not new and not self._has_no_positions:
             return
-        # Saved before any of their data is stored, since they must have the same ids after a crash. If that fails, they
-        # are identified again at the next scan, and known files continue.
+        # Saved before any of their data is stored, since they must have the same ids after a crash. If this fails, they
+        # are identified again in the next scan, and known files are not affected.
         if self._save([known for known, _ in new]):
             self._has_no_positions = False
             for known, each in new:
@@ -225,7 +225,7 @@ class FileRegister:
         return True
 
     def _handle_missing(self, file: TailedFile, directories: DirectoryIndex, now: float) -> None:
-        """Follows a file that no pattern matches any longer, or stops tailing it."""
+        """Follows a file that no pattern matches any more, or stops tailing it."""
         file.found_path = None
         if file.is_open:
             return
@@ -246,12 +246,12 @@ class FileRegister:
 
 
 def os_error_text(error: OSError) -> str:
-    """Returns the reason of an operating system error."""
+    """Returns the reason for an operating system error."""
     return error.strerror or str(error)
 
 
 def printable_path(path: str) -> str:
-    """Returns a path as text, with escapes for bytes that are not UTF-8."""
+    """Returns a path as text, with escape sequences for bytes that are not UTF-8."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

@@ -21,7 +21,7 @@ class TaildirSource:
     themselves know what they have stored: a batch that only some of them have stored is stored in the others when it is
     read again.
 
-    A single thread of the source performs all file operations. It reads the next chunk while the previous one is being
+    A single thread performs all file operations of the source. It reads the next chunk while the previous one is being
     stored.
     """
 
@@ -39,7 +39,7 @@ class TaildirSource:
             writer.report_running()
             await self._pump(writer, thread, scheduler)
         finally:
-            # Runs after what the thread is doing at the moment.
+            # Runs after the current operation of the thread.
             closing = thread.submit(scheduler.close)
             thread.shutdown()
             await closing

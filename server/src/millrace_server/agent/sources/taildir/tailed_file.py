@@ -19,14 +19,14 @@ from millrace_server.agent.sources.taildir.positions import (
 )
 
 BLOCK_BYTES = 1024 * 1024
-"""The number of bytes that are read of a file before the next file gets its turn."""
+"""The number of bytes that are read from a file before the next file gets its turn."""
 
 FINGERPRINTS_MAX = 32
-"""The number of remembered read positions; recent ones are closer together."""
+"""The number of remembered read positions, of which recent ones are closer together."""
 
 
 class FileReplacedError(Exception):
-    """Raised when a file does not contain what was read of it: it was truncated, rewritten or replaced."""
+    """Raised when a file no longer contains what was read from it: it was truncated, rewritten or replaced."""
 
 
 def _non_empty(lines: Lines) -> list[Lines]:
@@ -60,19 +60,19 @@ class StartPosition:
 class TailedFile:
     """One file: its identity, its path, and the position up to which it was read.
 
-    Used by one thread; only `stored` is set by another one.
+    It is used by one thread; only `stored` is set by another one.
 
     Attributes:
         path: The path under which it was first found.
-        found_path: The path under which a pattern last found it; None if no pattern matches it any longer.
-        place: Its current path as far as known, with symbolic links resolved.
+        found_path: The path under which a pattern last found it; None if no pattern matches it any more.
+        place: Its current path, as far as known, with symbolic links resolved.
         stored: One past the last byte that all channels have stored.
         has_unread: Whether it has, or may have, unread bytes.
-        is_deleted: Whether it has no path any longer.
+        is_deleted: Whether it no longer has a path.
         has_failed: Whether it is no longer read because of its content.
         size_max: Its largest known size.
-        read_fingerprints: The bytes before some of the positions up to which it was read, ascending; the last one is
-            `tail`.
+        read_fingerprints: Fingerprints of the bytes before some of the positions up to which it was read, ascending;
+            the last one is `tail`.
     """
 
     def __init__(self, known: FilePosition, start: StartPosition, config: LinesConfig) -> None:
@@ -112,17 +112,17 @@ class TailedFile:
 
     @property
     def is_rotated(self) -> bool:
-        """Whether the path under which it was first found leads to another file."""
+        """Whether it is no longer found under the path under which it was first found."""
         return self.found_path != self.path
 
     @property
     def is_behind(self) -> bool:
-        """Whether it has bytes that were not read, or were read and discarded."""
+        """Whether it has bytes that were not read, or were read but discarded."""
         return self._last_status is not None and self._last_status[0] > self._read_position
 
     @property
     def failure(self) -> LinesError | None:
-        """Why it cannot be read any further, or None."""
+        """The reason why it cannot be read any further, or None."""
         return self._splitter.failure if self._splitter else None
 
     @property
@@ -163,7 +163,7 @@ class TailedFile:
         self.has_unread = False
 
     def move_to(self, place: str, key: FileKey) -> None:
-        """Continues in another file, which is its copy."""
+        """Continues in its copy, or under its new key."""
         self.close()
         self.place = place
         self.key = key
@@ -172,7 +172,7 @@ class TailedFile:
         self.has_unread = True
 
     def open(self) -> None:
-        """Opens it; raises FileReplacedError if its content has changed, FileNotFoundError if it is another file."""
+        """Opens it. Raises FileReplacedError if its content has changed, FileNotFoundError if it is another file."""
         if self._descriptor is not None:
             return
         descriptor = open_file(self.place, self.key)
@@ -184,7 +184,7 @@ class TailedFile:
         self._descriptor = descriptor
 
     def is_unchanged(self) -> bool:
-        """Whether it still contains what was read of it, or cannot be read at the moment."""
+        """Whether it still contains what was read from it, or cannot be read at the moment."""
         try:
             descriptor = open_file(self.place, self.key) if self._descriptor is None else self._descriptor
             try:
@@ -211,8 +211,8 @@ class TailedFile:
             complete.
 
         Raises:
-            FileReplacedError: It does not contain what was read of it.
-            LinesError: A line is not valid in its charset and `decode_errors` is FAIL.
+            FileReplacedError: It no longer contains what was read from it.
+            LinesError: A line is not valid in its charset and `decode_errors` is "fail".
         """
         assert self._descriptor is not None, "opened before"
         data = self._read_block(self._descriptor)
@@ -225,7 +225,7 @@ class TailedFile:
         self._read_position += len(data)
         found = _non_empty(splitter.feed(data))
         if self._boundaries and self._read_position == self._boundaries[0]:
-            # Some channel has an event that ends here, whatever follows.
+            # Some channel has stored an event that ends here, whatever follows.
             del self._boundaries[0]
             found += _non_empty(splitter.finish())
         return found
@@ -234,17 +234,17 @@ class TailedFile:
         return _non_empty(self._splitter.finish_event()) if self._splitter else []
 
     def finish(self) -> list[Lines]:
-        """Returns everything that was read, including the last line; raises LinesError as `read` does."""
+        """Returns all remaining events, including the last line; raises LinesError as `read` does."""
         return _non_empty(self._splitter.finish()) if self._splitter else []
 
     def discard_pending(self) -> None:
-        """Discards an unfinished event from memory; it is read again when the file grows."""
+        """Discards an unfinished event from memory, which is read again when the file grows."""
         if self._splitter is not None:
             self._read_position = self._splitter.position
             self._splitter = None
 
     def _read_block(self, descriptor: int) -> bytes:
-        """Returns the next bytes after checking that those before them are unchanged."""
+        """Returns the next bytes, after a check that those before them are unchanged."""
         wanted = BLOCK_BYTES if not self._boundaries else min(BLOCK_BYTES, self._boundaries[0] - self._read_position)
         # A single read for both, so that the file cannot change in between.
         tail = self.tail
