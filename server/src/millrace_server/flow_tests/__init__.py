@@ -1,1 +1,1 @@
-"""Tests of flows: what a source's interceptors and selector make of events, without a server."""
+"""Tests of flows: what a source's interceptors and selector do with events, without a server."""

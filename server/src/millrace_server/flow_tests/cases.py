@@ -38,7 +38,7 @@ def _check_only(name: str, value: str | None, others: Mapping[str, Any]) -> str 
 
 
 class _Model(BaseModel, frozen=True, extra="forbid", defer_build=True):
-    """Base of the models of the file."""
+    """Base class of the models of the file."""
 
 
 class _Body(_Model):
@@ -72,20 +72,20 @@ class GivenEvent(_Body):
     """How many times it comes."""
 
     after_seconds: float = Field(0.0, ge=0, le=1e9, allow_inf_nan=False)
-    """How much time passes before it, before the first one if it is repeated; it then begins a new batch."""
+    """How much time passes before it, or before the first one if it is repeated. If not 0, it begins a new batch."""
 
 
 class ExpectedEvent(_Body):
-    """An event that comes out in a channel. What is not given may be anything."""
+    """An event that arrives in a channel. Anything that is not specified may have any value."""
 
     headers: dict[str, str] = Field(default_factory=dict)
     """Headers that it has."""
 
     exact_headers: bool = False
-    """Whether it has no other headers."""
+    """Whether it must have no other headers."""
 
     body_pattern: RegexPattern | None = None
-    """A regular expression that is found in its body, instead of `body`."""
+    """A regular expression that must match a part of its body, instead of `body`."""
 
     @field_validator("body_pattern")
     @classmethod
@@ -95,7 +95,7 @@ class ExpectedEvent(_Body):
 
 
 class Expectation(_Model):
-    """What comes out. Channels that are not named get nothing."""
+    """The expected result. Channels that are not named get no events."""
 
     channels: dict[str, list[ExpectedEvent]] = Field(default_factory=dict)
     """All events of each channel, in order."""
@@ -108,10 +108,10 @@ class Expectation(_Model):
 
 
 class Case(_Model):
-    """A case: events for a source, and what comes out."""
+    """A case: the events of a source, and the expected result."""
 
     name: str = Field(min_length=1)
-    """What the case shows."""
+    """The name of the case, for reports."""
 
     source: str
     """The source whose interceptors and selector are tested."""
@@ -123,7 +123,7 @@ class Case(_Model):
     """The number of events in a batch. None: the source's `batch_events_max`."""
 
     expect: Expectation
-    """What comes out."""
+    """The expected result."""
 
 
 def _check_time(text: str) -> str:
@@ -140,7 +140,7 @@ class CaseFile(_Model):
     """The whole file."""
 
     time: Annotated[str, AfterValidator(_check_time)] = DEFAULT_TIME
-    """The time at which each case begins; it is paused except for `after_seconds` and waits of `throttle`."""
+    """The time at which each case begins; the clock is paused except for `after_seconds` and waits of `throttle`."""
 
     host: str = "test-host"
     """The name of the machine."""
@@ -158,7 +158,7 @@ class CaseFile(_Model):
 
 
 def load_cases(path: Path, settings: Settings | None) -> CaseFile:
-    """Reads a file of cases for these flows, or only checks the file for itself without them.
+    """Reads a file of cases for a configuration, or without one, only checks the file itself.
 
     Raises SettingsError with all problems.
     """
@@ -177,7 +177,7 @@ def _check(tables: Mapping[str, Any], source: str, settings: Settings | None) ->
 
 
 def _problems(tables: Mapping[str, Any], settings: Settings) -> Iterator[Problem]:
-    """Yields what does not fit the flows, in tables that are not validated yet."""
+    """Yields the problems that concern the configuration, in tables that are not yet validated."""
     cases = tables.get("cases")
     for index, case in enumerate(cases if isinstance(cases, list) else ()):
         if not isinstance(case, dict) or not isinstance(name := case.get("source"), str):

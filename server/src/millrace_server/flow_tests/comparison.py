@@ -1,4 +1,4 @@
-"""What differs between the events that were expected and those that came out."""
+"""The differences between the expected events and the actual ones."""
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -10,11 +10,11 @@ from millrace_server.flow_tests.trial import Outcome, Row
 
 _SHOWN_MAX = 60
 _CONTEXT = 20
-"""How much of a long body is shown in front of the first difference."""
+"""How much of a long body is shown before the first difference."""
 
 
 def differences(expect: Expectation, outcome: Outcome) -> Iterator[str]:
-    """Yields a sentence for each difference; none if all is as expected."""
+    """Yields a sentence for each difference; nothing if the outcome is as expected."""
     for channel in dict.fromkeys([*expect.channels, *expect.counts, *outcome.channels]):
         rows = outcome.channels.get(channel, [])
         if channel in expect.channels:

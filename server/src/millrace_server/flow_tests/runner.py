@@ -1,4 +1,4 @@
-"""Runs cases and gathers their results."""
+"""Runs cases and collects their results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class CaseResult:
 
 
 def run_cases(settings: Settings, file: CaseFile) -> Iterator[CaseResult]:
-    """Runs each case with interceptors of its own; all sources of the cases must exist."""
+    """Runs each case with its own interceptors. The sources of all cases must exist."""
     for case in file.cases:
         try:
             outcome = _outcome(case, settings.sources[case.source], file)

@@ -1,4 +1,4 @@
-"""Trials: events pass a source's interceptors and selector, on a clock that is paused."""
+"""Trials, which pass events through a source's interceptors and selector, on a paused clock."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from millrace_server.agent.settings import AnySourceConfig
 from millrace_server.agent.supervision import ComponentError
 
 ANY_CHANNEL = "*"
-"""Stands for one of the source's channels, which a load balancer picks by what has space."""
+"""Stands for any of the source's channels, since a load balancer's choice depends on the free space."""
 
 Row = tuple[Mapping[str, str], bytes]
 """The headers and the body of an event."""
@@ -32,7 +32,7 @@ def channels_of(source: AnySourceConfig) -> Sequence[str]:
 
 
 class TrialError(Exception):
-    """Raised when events do not come through; says why."""
+    """Raised when events do not pass; the message says why."""
 
 
 @dataclass(slots=True)
@@ -53,14 +53,14 @@ class PausedClock:
         self.elapsed_seconds += seconds
 
     def context(self, host: str, address: str) -> InterceptorContext:
-        """Returns a machine with this clock, on which chance repeats itself, too."""
+        """Returns a context with this clock, in which random numbers are reproducible as well."""
         randomness = Random(0)  # noqa: S311 - it guards no secret
         return InterceptorContext(self.time, self.monotonic, lambda: host, lambda: address, randomness.randbytes)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came out: the events of each channel in order, and how many reached none."""
+    """The outcome: the events of each channel in order, and the number of events that reached no channel."""
 
     channels: dict[str, list[Row]] = field(default_factory=dict)
     dropped_count: int = 0
@@ -71,9 +71,9 @@ class Outcome:
 
 
 class Trial:
-    """Passes batches through the interceptors and the selector of a source, as if each of them were then stored.
+    """Passes batches through the interceptors and the selector of a source, as if each batch were then stored.
 
-    Raises TrialError if the user's own interceptor or selector cannot be made.
+    Raises TrialError if a user-defined interceptor or selector cannot be created.
     """
 
     def __init__(self, name: str, source: AnySourceConfig, clock: PausedClock, context: InterceptorContext) -> None:
@@ -84,13 +84,13 @@ class Trial:
             self._interceptors = [each.make(context) for each in source.interceptors]
             selector = source.selector.make(source.channels)
         except Exception as error:
-            # Only a user's own can fail, and may raise anything.
-            raise TrialError(f"a custom part cannot be made: {type(error).__name__}: {error}") from error
+            # Only a user-defined one can fail, and it may raise anything.
+            raise TrialError(f"a custom part cannot be created: {type(error).__name__}: {error}") from error
         self._selector = None if isinstance(selector, LoadBalancer) else selector
         self.outcome = Outcome()
 
     def put(self, rows: Iterable[Row]) -> None:
-        """Passes a batch; raises TrialError if an interceptor or the selector fails, which would make a source wait."""
+        """Passes a batch. Raises TrialError if an interceptor or the selector fails, at which a source would wait."""
         run = InterceptorRun(self._interceptors, self._selector, EventTable.of_rows(rows))
         try:
             self._complete(run)

@@ -1,4 +1,4 @@
-"""Import of a Flume agent: from files of properties to a TOML file."""
+"""Import of a Flume agent: the conversion of properties files to a TOML file."""
 
 from millrace_server.flume_import.agent import FlumeImportError, ImportedAgent, agents_of, import_agent
 from millrace_server.flume_import.ledger import OUTCOME_WORDS, Note, Outcome

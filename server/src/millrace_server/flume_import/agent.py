@@ -22,14 +22,14 @@ _CONVERSIONS: dict[str, Callable[[Options], Table | None]] = {
     "sinks": convert_sink,
     "sinkgroups": convert_group,
 }
-"""What converts a component of each kind; later kinds refer to earlier ones."""
+"""The function that converts components, for each kind; later kinds refer to earlier ones."""
 
 _AGENT_KEYS = {*_CONVERSIONS, "configfilters"}
 _SECTIONS = {"sinkgroups": "sink_groups"}
-"""How kinds of components are called here, if not the same."""
+"""The sections for kinds of components whose names differ from Flume's."""
 
 _KAFKA_NAME_LENGTH = 58
-"""How much of a channel's name leaves room for `-kafka`."""
+"""The maximum length of a channel's name to which `-kafka` can be appended."""
 
 
 class FlumeImportError(Exception):
@@ -44,9 +44,9 @@ class ImportedAgent:
     tables: dict[str, dict[str, Table]]
     """The tables of the configuration, by kind and name."""
     ledger: Ledger
-    """What has become of each property of the agent."""
+    """The outcome for each property of the agent."""
     other_agents: dict[str, int]
-    """How many properties the files have of each other agent, or of none, whose name is empty."""
+    """The number of properties of each other agent in the files; an empty name stands for no agent."""
     written_files: list[Path]
     """The files with certificates and keys that the import has written."""
 
@@ -61,20 +61,20 @@ class ImportedAgent:
 
     @property
     def counts(self) -> dict[Outcome, int]:
-        """How many properties have each outcome."""
+        """The number of properties with each outcome."""
         outcomes = list(self.ledger.outcomes.values())
         return {outcome: outcomes.count(outcome) for outcome in Outcome if outcome in outcomes}
 
     @property
     def default_counts(self) -> dict[Outcome, int]:
-        """How many of Flume's defaults have changed in meaning, or are left out: of properties that are absent."""
-        # A note may also be about a component as a whole, whose name is the beginning of keys.
+        """The number of Flume's defaults, of absent properties, that have changed in meaning or are left out."""
+        # A note may also be about a whole component, whose name is the beginning of keys.
         given = {beginning for key in self.ledger.outcomes for beginning in accumulate(key.split("."), "{}.{}".format)}
         outcomes = [note.outcome for note in self.notes if note.key not in given]
         return {each: outcomes.count(each) for each in (Outcome.CHANGED, Outcome.LEFT_OUT) if each in outcomes}
 
     def toml(self) -> str:
-        """Returns the configuration, with a comment next to what has changed in meaning or is left out."""
+        """Returns the configuration, with comments on what has changed in meaning or is left out."""
         head = [f"Converted from Flume's agent {self.agent}."]
         comments: dict[tuple[str, str], list[str]] = {("", ""): head}
         for note in self.notes:
@@ -89,7 +89,7 @@ class ImportedAgent:
 
 
 def agents_of(properties: Sequence[Property]) -> list[str]:
-    """Returns the agents that properties describe."""
+    """Returns the agents that the properties describe."""
     split = (item.key.split(".", 2) for item in properties)
     return list(dict.fromkeys(parts[0] for parts in split if len(parts) > 1 and parts[1] in _AGENT_KEYS))
 
@@ -143,7 +143,7 @@ class _AgentImport:
         return {owner: counted.count(owner) for owner in dict.fromkeys(counted)}
 
     def _read_filters(self) -> None:
-        """Reads the configuration filters first, since the values of all others may refer to them."""
+        """Reads the configuration filters, to which the values of all other properties may refer."""
         for name, options in self._components("configfilters"):
             component = find_component("configuration filter", options.text("type"))
             if component.becomes:
@@ -181,7 +181,7 @@ class _AgentImport:
                 options.changed("type" if kind != "sinkgroups" else "sinks", sentence)
 
     def _add_components(self) -> None:
-        """Adds the components that Flume needs none for, under names that no other component has."""
+        """Adds the components that have no counterpart in Flume, under unused names."""
         for kind, added in self._shared.added.items():
             named = self._shared.tables.setdefault(kind, {})
             for channel, table in added.items():
@@ -207,7 +207,7 @@ def _is_of(key: str, kind: str, setting: str) -> bool:
 
 
 def _shown(value: Table) -> Table:
-    """Returns a table in which text that has to be filled in is a table, so that no check takes it for a value."""
+    """Returns a table in which text that has to be filled in becomes a table, so that every check rejects it."""
 
     def show(part: object) -> object:
         match part:

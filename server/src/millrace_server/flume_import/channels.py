@@ -40,7 +40,7 @@ def _file(options: Options, table: Table) -> None:
 
 
 def _encryption(options: Options) -> Table:
-    """Keeps a channel encrypted: with a new key, since Flume's files are not read, and its key store is Java's."""
+    """Returns the settings of an encrypted channel, with a new key: Flume's keys are in a Java keystore."""
     key = options.required("encryption.activeKey", "KEY", "encryption")
     store = options.text("encryption.keyProvider.keyStoreFile")
     key_id = re.sub(r"[^A-Za-z0-9._-]", "-", key)[:64]
@@ -62,7 +62,7 @@ def _spillable(options: Options, table: Table) -> None:
     byte_capacity = options.number("byteCapacity") or None
     _file(options, table)
     if not memory:
-        # Without its part in memory it is a file channel, as Flume's guide says.
+        # Without the part in memory, it is a file channel, as Flume's user guide says.
         table |= {"type": "file", "capacity": overflow}
     elif not overflow:
         table |= {"type": "memory", "capacity": memory}

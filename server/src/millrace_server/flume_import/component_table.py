@@ -8,45 +8,45 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 OWN = "own"
-"""How a property is read that the code of its component converts."""
+"""The way of reading a property that is converted by the code of its component."""
 CHOICE = "choice"
-"""How a property is read that has one of a few values."""
+"""The way of reading a property that has one of a few values."""
 
 _READ_BY_TABLE = ("text", "number", "seconds", "milliseconds", "flag")
 _GROUPS, _KAFKA_CLIENT = "group", "kafka client"
-"""The tables that hold no components of a kind."""
+"""The tables that do not contain components."""
 
 
 class Row(NamedTuple):
-    """A property of a component, and what becomes of it; exactly one of `to`, `unneeded` and `missing` is set."""
+    """A property of a component, and its conversion; exactly one of `to`, `unneeded` and `missing` is set."""
 
     name: str
     to: str = ""
-    """The setting that it is converted to."""
+    """The setting to which it is converted."""
     read_as: str = "text"
     choices: Mapping[str, str] = {}
-    """The values that it may have, and what they become."""
+    """The values that it may have, and those to which they are converted."""
     default: object = None
-    """What Flume's default becomes, where the default here is another one."""
+    """The value to which Flume's default is converted, if the setting's default differs."""
     unneeded: str = ""
     """Why nothing is lost without it."""
     missing: str = ""
-    """What to do, as it has no counterpart."""
+    """What to do if it is used, since it has no counterpart."""
 
 
 class Component(NamedTuple):
-    """A type of components."""
+    """A type of component."""
 
     kind: str
     types: list[str]
     """Its names: the short one first, then those of its classes."""
     rows: list[Row]
     becomes: str = ""
-    """The type here; empty if it has no counterpart."""
+    """The type of its counterpart; empty if there is none."""
     advice: str = ""
-    """What to do if it has none."""
+    """What to do if it has no counterpart."""
     changed: str = ""
-    """What differs for all of its users."""
+    """What differs in every use."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Component(NamedTuple):
         return self.types[0]
 
     def row_of(self, key: str) -> Row | None:
-        """Returns the row of a property; one whose name is exactly this precedes patterns."""
+        """Returns the row of a property; an exact name takes precedence over patterns."""
         exact = next((row for row in self.rows if row.name == key), None)
         return exact or next((row for row in self.rows if _pattern(row.name).fullmatch(key)), None)
 
@@ -67,7 +67,7 @@ def all_components() -> list[Component]:
 
 
 def find_component(kind: str, type_name: str) -> Component:
-    """Returns the component of a type, by its short name in any case or its class; if unknown one of a user's own."""
+    """Returns a component by the short name of its type, in any case, or its class; if unknown, a user-defined one."""
     known = _components_by_type().get((kind, type_name.lower()))
     return known or _component(kind, type_name, {"advice": _table()[_GROUPS][kind]["advice"]})
 
@@ -90,7 +90,7 @@ def _table() -> dict[str, Any]:
 
 def _component(kind: str, name: str, entry: Mapping[str, Any]) -> Component:
     groups = _table()[_GROUPS]
-    # What a component says of itself precedes what it shares with others.
+    # A component's own entries take precedence over those that it shares with others.
     parts = [groups.get(kind, {}), *(groups[group] for group in entry.get("includes", [])), entry]
     rows = {row.name: row for part in parts for row in _rows(part)}
     said = {key: entry.get(key, "") for key in ("becomes", "advice", "changed")}

@@ -1,4 +1,4 @@
-"""Conversion of a component as the table of components says."""
+"""Conversion of a component according to the table of components."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from millrace_server.flume_import.options import Options, Table, set_values
 from millrace_server.flume_import.references import is_to_be_filled_in
 
 OwnCode = Callable[[Options, Table], None]
-"""Converts what the table leaves to the code of a component; may change what was converted before."""
+"""Converts the properties that the table leaves to a component's code; may change what was converted before."""
 
 
 def convert(
@@ -60,7 +60,7 @@ def _read(row: Row, options: Options) -> object:
 
 
 def settle_rest(component: Component, options: Options) -> None:
-    """Records what becomes of the properties that were not read, by the table; those it does not have are unknown."""
+    """Records the outcome for unread properties according to the table; properties that it lacks are unknown."""
     for key in options.unread():
         options.discard(key)
         row = component.row_of(key)

@@ -49,7 +49,7 @@ def convert_hdfs(options: Options, table: Table) -> None:
 
 def convert_file_roll(options: Options, table: Table) -> None:
     """Converts the properties of a File Roll sink that the table of components leaves to code."""
-    # Flume takes escapes for parts of the name.
+    # In Flume, this directory has no placeholders.
     table["path"] = re.sub(r"[{}]", lambda match: match[0] * 2, options.required("sink.directory", "DIRECTORY", "path"))
     _set_name(options, table, "prefix", "sink.pathManager.prefix", _PREFIX)
     extension = options.text("sink.pathManager.extension")
@@ -160,7 +160,7 @@ def _set_times(options: Options, table: Table) -> None:
 
 
 def _set_rolls(options: Options, table: Table, interval: str, size: str | None, count: str | None) -> None:
-    """Sets when files are finished; 0 means never in Flume."""
+    """Sets when files are finished; in Flume, 0 means never."""
     seconds = options.number(interval)
     if seconds == 0:
         sentence = "files are finished after a day at the latest; until then their events stay in the channel"
@@ -173,7 +173,7 @@ def _set_rolls(options: Options, table: Table, interval: str, size: str | None, 
 
 
 def fit_to_channel(options: Options, table: Table, channel: str) -> None:
-    """Lowers the number of events in a file to what its channel can hold until the file is finished."""
+    """Limits the number of events in a file, since its channel must hold them until the file is finished."""
     channel_table = options.shared.tables["channels"][channel]
     config = choices_of(AnyChannelConfig)[1][str(channel_table["type"])]
     capacity = channel_table.get("capacity", config.model_fields["capacity"].default)

@@ -7,22 +7,22 @@ from xml.etree import ElementTree as ET
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<authority>[^/]*))?")
 _NAMES = ("fs.defaultFS", "fs.default.name")
-"""The setting, and what it was called in older releases."""
+"""The setting, and its name in older releases."""
 
 _SUPPORTED = {"abfs", "adl", "file", "gs", "hdfs", "oss", "s3", "webhdfs"}
-"""The schemes of Hadoop's that mean the same to fsspec."""
+"""Hadoop's schemes that have the same meaning in fsspec."""
 
 DEFAULT_WANTED = "hdfs://NAMENODE:8020"
-"""Stands for a default file system that is not known."""
+"""Stands for an unknown default file system."""
 
 
 def default_file_system(environment: Mapping[str, str]) -> str | None:
-    """Returns `fs.defaultFS` of core-site.xml in HADOOP_CONF_DIR; None if it cannot be read, or is a local one."""
+    """Returns `fs.defaultFS` of core-site.xml in HADOOP_CONF_DIR; None if it cannot be read, or is local."""
     directory = environment.get("HADOOP_CONF_DIR")
     if not directory:
         return None
     try:
-        # Expat refuses entities that multiply; the file is the operator's own.
+        # Expat limits the expansion of entities, and the file is the operator's own.
         root = ET.parse(Path(directory, "core-site.xml")).getroot()  # noqa: S314 - see above
     except (OSError, ValueError, ET.ParseError):
         return None
@@ -33,7 +33,7 @@ def default_file_system(environment: Mapping[str, str]) -> str | None:
 
 
 def with_plain_scheme(path: str) -> str:
-    """Returns a path whose scheme, if it has one, is written as the sink `files` takes it: `FILE:/x` as `file:///x`."""
+    """Returns a path whose scheme, if any, is written as the sink `files` expects it: `FILE:/x` as `file:///x`."""
     match = _SCHEME.match(path)
     if match is None:
         return path
@@ -44,19 +44,19 @@ def with_plain_scheme(path: str) -> str:
 
 
 def is_supported(path: str) -> bool:
-    """Returns whether the sink `files` knows the file system that a path names; one without a scheme names none."""
+    """Returns whether the sink `files` supports the file system of a path, if the path has a scheme."""
     match = _SCHEME.match(path)
     return match is None or (match["scheme"] in _SUPPORTED and match["authority"] is not None)
 
 
 def has_scheme(path: str) -> bool:
-    """Returns whether a path names its file system by scheme and host: `hdfs:///x` has no host."""
+    """Returns whether a path identifies its file system by scheme and host: `hdfs:///x` has no host."""
     match = _SCHEME.match(path)
     return match is not None and (bool(match["authority"]) or match["scheme"].lower() != "hdfs")
 
 
 def below(file_system: str, path: str, user: str) -> str:
-    """Returns a path of a file system: an absolute one, or one that Hadoop takes relative to the user's home."""
+    """Returns a path in a file system; like Hadoop, it resolves a relative path in the user's home directory."""
     match = _SCHEME.match(path)
     rest = path[match.end() :] if match else path
     if not rest.startswith("/"):

@@ -9,7 +9,7 @@ from millrace_server.flume_import.references import fill_in, is_to_be_filled_in
 from millrace_server.flume_import.tls import StoreNames, store_tls
 
 _HEADERS = ["key", "topic", "partition", "offset", "timestamp"]
-"""What Flume's source makes headers of, by these names."""
+"""The properties that become headers in Flume's source, with these names."""
 
 _STORES = StoreNames(
     key="ssl.keystore.location",
@@ -59,10 +59,10 @@ def convert_kafka_sink(options: Options, table: Table) -> None:
 
 
 def convert_kafka_channel(options: Options, _table: Table) -> None:
-    """Converts a channel in Kafka to one in a log, and what feeds or follows its topic to a source or a sink.
+    """Converts a channel in Kafka to a file channel, with a sink or a source for its topic if others use the topic.
 
-    Where the agent only writes to it, others read the topic: they get it from a sink. Where the agent only reads from
-    it, others write to the topic: a source reads it.
+    If the agent only writes to the channel, others read the topic, so a sink fills it. If the agent only reads from the
+    channel, others write to the topic, so a source reads it.
     """
     name = options.prefix.rpartition(".")[2]
     is_written, is_read = name in options.shared.written, name in options.shared.read
@@ -88,7 +88,7 @@ def _leave_topic(options: Options, topic: str) -> None:
 
 
 def _sink_for(options: Options, topic: str) -> Table:
-    """Returns a sink that puts the events of a channel into its topic."""
+    """Returns a sink that writes the events of a channel to its topic."""
     sink: Table = {"type": "kafka"}
     _set_servers(options, sink)
     sink |= {"channel": options.location.name, "topic": topic, "key_header": "key", "header_prefix": ""}
@@ -152,7 +152,7 @@ def _set_topic(options: Options, table: Table) -> None:
 
 
 def _headers(options: Options) -> list[str]:
-    """Returns what becomes headers of events, by Flume's names."""
+    """Returns the properties of records that become headers of events, by Flume's names."""
     headers = list(_HEADERS)
     topic_header = options.text("topicHeader", "topic")
     if options.flag("setTopicHeader") is False:
@@ -172,7 +172,7 @@ def _read_renamed(options: Options) -> None:
 
 
 def _set_client(options: Options, table: Table, prefix: str) -> None:
-    """Sets how to connect, and the further properties of the client."""
+    """Sets the settings of connections, and the further properties of the client."""
     client = options.subset(prefix, "client")
     protocol = client.text("security.protocol", "PLAINTEXT").upper()
     is_tls, is_sasl = protocol.endswith("SSL"), protocol.startswith("SASL_")

@@ -1,4 +1,4 @@
-"""The account of an import: what has become of each property."""
+"""The ledger of an import: the outcome for each property."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,14 @@ from millrace_server.flume_import.references import without_marks
 
 
 class Outcome(IntEnum):
-    """What has become of a property, in ascending order of the attention that it needs."""
+    """The outcome for a property, in ascending order of the attention that it needs."""
 
     CONVERTED = 0
-    """A setting means the same."""
+    """It is converted to a setting with the same meaning."""
     UNNEEDED = 1
     """Nothing is lost without it."""
     CHANGED = 2
-    """It is converted, and the meaning differs."""
+    """It is converted, but the meaning differs."""
     LEFT_OUT = 3
     """It has no counterpart, or its value has none."""
 
@@ -27,7 +27,7 @@ OUTCOME_WORDS = {
     Outcome.CHANGED: "changed in meaning",
     Outcome.LEFT_OUT: "left out",
 }
-"""How each outcome is called in reports."""
+"""The name of each outcome in reports."""
 
 
 class Location(NamedTuple):
@@ -40,7 +40,7 @@ class Location(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What to know about a property, or about a component."""
+    """A note on a property or a component."""
 
     key: str
     """The property, or the common beginning of several."""
@@ -49,18 +49,18 @@ class Note(NamedTuple):
     """The reason, and what to do."""
 
     def comment(self) -> str:
-        """Returns the note as it stands in the table of its component, where it is plain which one that is."""
+        """Returns the note as a comment in the component's table, without the name of the component."""
         *_, name = self.key.split(".", _COMPONENT_PARTS)
         is_about_all = self.key.count(".") < _COMPONENT_PARTS or name == "type"
         return f"{self.sentence[0].upper()}{self.sentence[1:]}." if is_about_all else f"{name}: {self.sentence}."
 
 
 _COMPONENT_PARTS = 3
-"""The agent, the kind and the name of the component, before the rest of a key."""
+"""The number of parts of a key that identify the component: the agent, the kind and the name."""
 
 
 class Ledger:
-    """Keeps what has become of each property of an agent."""
+    """Records the outcome for each property of an agent."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._outcomes: dict[str, Outcome | None] = dict.fromkeys(keys)
@@ -68,10 +68,10 @@ class Ledger:
         for key in self._outcomes:
             self._by_component[_component_of(key)].append(key)
         self.locations: dict[Note, Location] = {}
-        """Where each note belongs in the configuration, if what it is about is there."""
+        """The location in the configuration to which each note belongs, if it exists there."""
 
     def settle(self, key: str, outcome: Outcome, sentence: str = "", location: Location | None = None) -> None:
-        """Records what has become of a property; of several records of one, that counts which needs more attention."""
+        """Records the outcome for a property; of several outcomes, the one that needs the most attention counts."""
         if key in self._outcomes:
             self._outcomes[key] = max(self._outcomes[key] or Outcome.CONVERTED, outcome)
         if sentence:
@@ -87,17 +87,17 @@ class Ledger:
 
     @property
     def outcomes(self) -> Mapping[str, Outcome]:
-        """The outcome of each property, in the order of the file; each has one, whatever the conversion forgot."""
+        """The outcome for each property, in the order of the file; LEFT_OUT if none was recorded."""
         return {key: Outcome.LEFT_OUT if outcome is None else outcome for key, outcome in self._outcomes.items()}
 
     @property
     def unsettled(self) -> list[str]:
-        """The properties that nothing was recorded for yet."""
+        """The properties for which nothing has been recorded yet."""
         return [key for key, outcome in self._outcomes.items() if outcome is None]
 
     @property
     def notes(self) -> list[Note]:
-        """The notes, first those that need the most attention."""
+        """The notes, those that need the most attention first."""
         return sorted(self.locations, key=lambda note: -note.outcome)
 
 

@@ -1,4 +1,4 @@
-"""Names: Flume takes any without a dot; here they have lower-case letters, digits, `.`, `_` and `-`."""
+"""Names: Flume accepts any without a dot; Millrace's have lower-case letters, digits, `.`, `_` and `-`."""
 
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -10,7 +10,7 @@ _LENGTH_MAX = 64
 
 
 def new_names(names: Iterable[str]) -> Mapping[str, str]:
-    """Returns a name of ours for each name of Flume's, no two the same; good names stay as they are."""
+    """Returns a unique valid name for each of Flume's names; valid names are not changed."""
     listed = list(dict.fromkeys(names))
     taken = {name for name in listed if _NAME.fullmatch(name)}
     chosen = {name: name for name in taken}
@@ -26,7 +26,7 @@ def _cleaned(name: str) -> str:
 
 
 def free_name(name: str, taken: Container[str]) -> str:
-    """Returns a good name, or where that is taken one that differs only in a number at its end."""
+    """Returns a valid name, with a number at its end if the name itself is in use."""
     candidate, number = name, 1
     while candidate in taken:
         number += 1

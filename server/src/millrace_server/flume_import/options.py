@@ -1,4 +1,4 @@
-"""The properties of one Flume component, as they are read and accounted for."""
+"""The properties of a Flume component, which are read and accounted for."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -46,11 +46,11 @@ class Import:
     read: set[str]
     """The channels that sinks read from, by Flume's names."""
     names: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Names of ours by Flume's names, by kind, of the components that were converted so far."""
+    """The new names of the components that were converted so far, by kind and Flume's name."""
     tables: dict[str, dict[str, Table]] = field(default_factory=dict)
-    """What was converted so far, by kind and name of ours."""
+    """The tables that were converted so far, by kind and new name."""
     added: dict[str, dict[str, Table]] = field(default_factory=dict)
-    """Components that Flume needs none for, by kind and name."""
+    """Components that have no counterpart in Flume, by kind and name."""
     written_files: list[Path] = field(default_factory=list)
     """Files with certificates and keys that were written so far."""
 
@@ -68,11 +68,11 @@ class Options:
         return key in self._values
 
     def unread(self) -> list[str]:
-        """Returns the properties that were not read yet."""
+        """Returns the keys of the properties that were not read yet."""
         return list(self._values)
 
     def unread_of(self, prefix: str) -> list[str]:
-        """Returns what follows a prefix and a dot in the properties that were not read yet."""
+        """Returns the rest of the keys that begin with a prefix and a dot, of properties that were not read yet."""
         return [key.removeprefix(f"{prefix}.") for key in self._values if key.startswith(f"{prefix}.")]
 
     def text(self, key: str, default: str = "") -> str:
@@ -86,14 +86,14 @@ class Options:
         return value or default
 
     def required(self, key: str, what: str, setting: str = "") -> str:
-        """Returns a value like `text`; if there is none, what stands for it and is to be filled in."""
+        """Returns a value like `text`; if there is none, a text that has to be filled in."""
         value = self.text(key)
         if not value:
             self.left_out(key, "is missing, and Flume needs it: fill it in", setting)
         return value or fill_in(what)
 
     def peek(self, key: str) -> str:
-        """Returns a value like `text`, but leaves it to be read and accounted for."""
+        """Returns a value like `text`, but does not count the property as read."""
         return self.shared.resolver.resolve(self._values.get(key, "")).strip()
 
     def words(self, key: str) -> list[str]:
@@ -104,7 +104,7 @@ class Options:
         return [part.strip() for part in self.text(key).split(",") if part.strip()]
 
     def channels(self, key: str) -> list[str]:
-        """Returns the channels that a property names, by their names of ours, each once; unknown ones are left out."""
+        """Returns the new names of the channels that a property lists, each once, without unknown channels."""
         names, words = self.shared.names["channels"], self.words(key)
         if unknown := [word for word in words if word not in names]:
             self.left_out(key, f"lists {' and '.join(unknown)}, which is not a channel of the agent")
@@ -125,7 +125,7 @@ class Options:
         return self._parse(key, lambda text: _FLAGS[text.lower()], "true or false")
 
     def choice(self, key: str, choices: Mapping[str, str]) -> str | None:
-        """Returns what a value, in any case, becomes."""
+        """Returns the choice for a value, which is case-insensitive."""
         text = self.text(key)
         if text and text.lower() not in choices:
             self.left_out(key, f'is "{text}", which has no counterpart; the default is used')
@@ -133,7 +133,7 @@ class Options:
 
     def _parse(self, key: str, convert: Callable[[str], T], what: str) -> T | None:
         text = self.text(key)
-        # What is to be filled in is reported already.
+        # A value that has to be filled in was already reported.
         if not text or is_to_be_filled_in(text):
             return None
         try:
@@ -143,14 +143,14 @@ class Options:
             return None
 
     def subset(self, prefix: str, setting: str = "") -> "Options":
-        """Removes and returns the properties whose keys begin with a prefix and a dot; they belong to a setting."""
+        """Removes and returns the properties whose keys begin with a prefix and a dot, which belong to a setting."""
         begin = f"{prefix}."
         values = {key.removeprefix(begin): self._values.pop(key) for key in self.unread() if key.startswith(begin)}
         location = self.location._replace(setting=self.location.setting or setting)
         return Options(f"{self.prefix}.{prefix}", values, self.shared, location)
 
     def take_by_component(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Removes and returns the properties of each of these components, whose names come before the first dot."""
+        """Removes and returns the properties of each of these components; a key begins with the name and a dot."""
         taken: dict[str, dict[str, str]] = {name: {} for name in names}
         for key in self.unread():
             name, dot, rest = key.partition(".")
@@ -164,7 +164,7 @@ class Options:
             yield key, self.text(key)
 
     def changed(self, key: str | None, sentence: str, setting: str = "") -> None:
-        """Records that a property, or without a key the component, is converted and does not mean quite the same."""
+        """Records that a property, or the component if there is no key, has changed in meaning."""
         self._settle(key, Outcome.CHANGED, sentence, setting)
 
     def left_out(self, key: str, sentence: str, setting: str = "") -> None:
@@ -182,11 +182,11 @@ class Options:
         self._settle(key, Outcome.UNNEEDED, sentence)
 
     def advise(self, key: str, sentence: str, setting: str = "") -> None:
-        """Records what could be better than what a property is converted to."""
+        """Records advice on a property that is converted."""
         self._settle(key, Outcome.CONVERTED, sentence, setting)
 
     def omit(self, sentence: str) -> None:
-        """Records that the component is left out, with all of its properties."""
+        """Records that the component is left out, with all its properties."""
         self._values.clear()
         self.shared.ledger.omit(self.prefix, sentence, self.location)
 
@@ -196,7 +196,7 @@ class Options:
         self.shared.ledger.settle(full, outcome, sentence, location)
 
     def discard(self, key: str) -> None:
-        """Removes a property without recording anything: that is left to the caller."""
+        """Removes a property, for which the caller records the outcome."""
         self._values.pop(key, None)
 
 
@@ -206,6 +206,6 @@ def set_values(table: Table, **values: object) -> None:
 
 
 def address(host: str, port: str) -> str:
-    """Returns `host:port`, with the brackets that an IPv6 address has there."""
+    """Returns `host:port`, with brackets around an IPv6 address."""
     is_ipv6 = ":" in host and not host.startswith("[") and not is_to_be_filled_in(host)
     return f"[{host}]:{port}" if is_ipv6 else f"{host}:{port}"

@@ -21,7 +21,7 @@ _ESCAPE_TIMES = {
     "m": "%m", "n": "%m", "M": "%M", "p": "%p", "S": "%S", "y": "%y", "Y": "%Y",
 }  # fmt: skip
 _PADDED = {"e", "k", "n"}
-"""Flume's escapes for numbers without a leading zero, which have one here."""
+"""Flume's escapes for numbers without a leading zero; the counterparts have one."""
 _REGEX_PARTS = re.compile(
     r"\.\*|\.\+|\\(?P<digit>d)|\\(?P<plain>[^A-Za-z0-9])|(?P<set>\[\^?[\w-]+\])|(?P<dot>\.)|(?P<text>[^\\.^$*+?()|{}\[\]]+)"
 )
@@ -31,19 +31,19 @@ _JAVA_PARTS = re.compile(
     r"(?P<open>\(\?:)|\\(?P<escaped>.)|(?P<set>\[\^?(?:\\.|[^\]\\])*\])|(?P<quantifier>[*+?]|\{[\d,]+\})\??"
 )
 _JAVA_SETS = re.compile(r"(?<!\\)\[(?:\\.|[^\]\\])*?(?:\[|&&)")
-"""A union or an intersection of sets of characters."""
+"""A union or an intersection of character classes."""
 _JAVA_CLASSES = re.compile(r"(?<!\\)(?:\\\\)*\\[dDwW]")
 _POSIX_CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
 
 
 def to_globs(pattern: str) -> list[str] | None:
-    """Returns the shell patterns that together match what a regular expression for file names does, or None.
+    """Returns the shell patterns that together match the same as a regular expression for file names, or None.
 
-    A dot that stands alone is taken for a dot, which it most likely means.
+    A single dot is interpreted as a literal dot, which is most likely meant.
     """
     pattern = pattern.removeprefix("^").removesuffix("$")
     texts = _ALTERNATIVES.split(pattern)
-    # Between the texts are the alternatives of a group, at the odd places.
+    # The items with odd indexes are the alternatives of a group.
     parts = [text.split("|") if index % 2 else [text] for index, text in enumerate(texts)]
     chosen = ["".join(choice) for choice in product(*parts)][: _GLOBS_MAX + 1]
     globs = [_to_glob(choice) for choice in chosen]
@@ -53,7 +53,7 @@ def to_globs(pattern: str) -> list[str] | None:
 
 
 def has_single_dot(pattern: str) -> bool:
-    """Returns whether a regular expression has a dot that matches any one character."""
+    """Returns whether a regular expression has a dot that matches a single character."""
     return bool(re.search(r"(?<!\\)\.(?![*+?{])", re.sub(r"\[[^\]]*\]", "", pattern)))
 
 
@@ -78,9 +78,9 @@ def _to_glob(pattern: str) -> str | None:
 
 
 def to_posix(pattern: str) -> str | None:
-    """Returns the POSIX regular expression that matches the same topics as Java's, or None.
+    """Returns the POSIX regular expression that matches the same topics as a Java pattern, or None.
 
-    Both must match a whole name, so it does not matter how much a reluctant quantifier takes.
+    Both must match a whole name, so it does not matter whether a quantifier is reluctant.
     """
     posix = _JAVA_PARTS.sub(_to_posix_part, pattern)
     try:
@@ -101,9 +101,9 @@ def _to_posix_part(match: re.Match[str]) -> str:
 
 
 def to_regex(pattern: str) -> str:
-    r"""Returns what matches as Java's regular expression does.
+    r"""Returns a regular expression that matches the same as a Java pattern.
 
-    Its `\d` and `\w` are of ASCII alone, and its sets of characters may hold others and be intersected.
+    In Java, `\d` and `\w` match only ASCII, and character classes may be nested and intersected.
     """
     flags = "a" * bool(_JAVA_CLASSES.search(pattern)) + "V1" * bool(_JAVA_SETS.search(pattern))
     return f"(?{flags}){pattern}" if flags else pattern
@@ -124,17 +124,17 @@ def to_strptime_format(pattern: str) -> str | None:
 
 
 class ConvertedPath(NamedTuple):
-    """A path template, and how it differs from what Flume makes of its path."""
+    """A path template, and its differences from Flume's path."""
 
     template: str
     unknown: list[str]
-    """Escapes without a counterpart, which the template leaves to be filled in."""
+    """Escapes without a counterpart, which have to be filled in."""
     padded: list[str]
-    """Escapes for numbers that have leading zeros here."""
+    """Escapes for numbers that have leading zeros in the template."""
 
 
 def to_path_template(path: str) -> ConvertedPath:
-    """Returns a path with Flume's escapes as a path template."""
+    """Converts a path with Flume's escapes to a path template."""
     unknown: list[str] = []
     padded: list[str] = []
 
@@ -159,7 +159,7 @@ def to_path_template(path: str) -> ConvertedPath:
 
 
 def to_replacement(text: str) -> str:
-    """Returns Java's replacement text, in which groups are `$1`, in Python's syntax."""
+    """Converts a Java replacement text, in which groups are `$1`, to Python's syntax."""
 
     def part(match: re.Match[str]) -> str:
         if match["group"]:

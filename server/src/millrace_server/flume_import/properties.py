@@ -1,4 +1,4 @@
-"""Files of properties, as Java reads them."""
+"""Properties files, as Java reads them."""
 
 import re
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ _SEPARATOR = re.compile(r"(?P<key>(?:\\.|[^ \t\f=:\\])*)[ \t\f]*[=:]?[ \t\f]*(?P
 _ESCAPE = re.compile(r"\\(?:u(?P<code>[0-9a-fA-F]{4})|(?P<letter>.)|$)", re.DOTALL)
 _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _NO_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\0]")
-"""Halves of characters, code points that Unicode reserves for programs, and the character that ends text in C."""
+"""Surrogates, noncharacters that `references` uses as marks, and NUL."""
 
 
 class PropertiesError(Exception):
-    """Raised when a file is not one of properties; the message names the line."""
+    """Raised when a file is not a valid properties file; the message names the line."""
 
 
 class Property(NamedTuple):
-    """A property, and where it is."""
+    """A property and its line."""
 
     key: str
     value: str
@@ -28,22 +28,22 @@ class Property(NamedTuple):
 def parse_properties(text: str) -> list[Property]:
     """Returns the properties of a file; of a repeated key the last value, as in Java.
 
-    Raises PropertiesError, with the number of the line, where Java would refuse the file, or where a key or value has
-    what no configuration can hold: half of a surrogate pair, NUL, or a code point that is not a character.
+    Raises PropertiesError, with the number of the line, if Java would refuse the file, or if a key or value contains
+    what no configuration can contain: half of a surrogate pair, NUL, or a noncharacter.
     """
     properties: dict[str, Property] = {}
     for line, logical in _logical_lines(text):
         match = _SEPARATOR.fullmatch(logical)
-        assert match is not None, "the pattern takes any text"
+        assert match is not None, "the pattern matches any text"
         key, value = _unescape(match["key"], line), _unescape(match["value"], line)
-        # The place is that of the last one, and so is its order.
+        # The line and the order are those of the last occurrence.
         properties.pop(key, None)
         properties[key] = Property(key, value, line)
     return list(properties.values())
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the lines without comments, numbered; a line that ends in a backslash is joined with the next one."""
+    """Yields the numbered lines without comments; a line that ends with a backslash is joined with the next one."""
     begun: tuple[int, str] | None = None
     for number, natural in enumerate(_LINE_END.split(text), start=1):
         line = natural.lstrip(" \t\f")
@@ -68,7 +68,7 @@ def _unescape(text: str, line: int) -> str:
             raise PropertiesError(f"line {line}: \\u must be followed by four hexadecimal digits")
         return _LETTERS.get(letter, letter)
 
-    # Java writes a character beyond 16 bits as two escapes, which become one character here.
+    # Java writes a character beyond 16 bits as two escapes, which are combined.
     unescaped = _ESCAPE.sub(character, text).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     if bad := _NO_TEXT.search(unescaped):
         raise PropertiesError(f"line {line}: contains U+{ord(bad[0]):04X}, which is not a character")

@@ -1,4 +1,4 @@
-"""References in the values of properties, such as `${env:PORT}`, to what only the old agent's surroundings know."""
+"""References in the values of properties, such as `${env:PORT}`, to the environment of the Flume agent."""
 
 import re
 from collections.abc import Mapping
@@ -9,47 +9,47 @@ _REFERENCE = re.compile(
 )
 _DEPTH_MAX = 10
 _LEFT, _RIGHT = "\ufdd0", "\ufdd1"
-"""Mark what is to be filled in; no file has these code points, see `parse_properties`."""
+"""The marks around text that has to be filled in; no file contains these code points, see `parse_properties`."""
 _MARKED = re.compile(f"{_LEFT}([^{_RIGHT}]*){_RIGHT}")
 _PARTLY_MARKED = re.compile(f"[{_LEFT}{_RIGHT}]")
 
 
 def fill_in(what: str) -> str:
-    """Returns text that makes any setting in which it occurs one to be filled in by hand."""
+    """Returns text that marks any setting in which it occurs as one to fill in by hand."""
     return f"{_LEFT}{what}{_RIGHT}"
 
 
 def is_to_be_filled_in(text: str) -> bool:
-    """Returns whether something in a text has to be filled in by hand."""
+    """Returns whether a part of a text has to be filled in by hand."""
     return bool(_PARTLY_MARKED.search(text))
 
 
 def without_marks(text: str) -> str:
-    """Returns a text as people read it."""
+    """Returns a text without the marks, for people."""
     return _PARTLY_MARKED.sub("", text)
 
 
 def missing_in(text: str) -> list[str]:
-    """Returns what has to be filled in in a text."""
+    """Returns the parts of a text that have to be filled in."""
     return _MARKED.findall(text)
 
 
 class ReferenceResolver(NamedTuple):
-    """What the values of properties may refer to."""
+    """Resolves the references in the values of properties."""
 
     environment: Mapping[str, str]
-    """Environment variables, of this process."""
+    """The environment variables of this process."""
     definitions: Mapping[str, str]
-    """System properties of the old agent's Java process, which `--define` gives."""
+    """System properties of the Flume agent's Java process, from `--define`."""
     properties: Mapping[str, str]
-    """All properties of the files: a value may refer to another one."""
+    """All properties of the files, since a value may refer to another property."""
     environment_filters: set[str]
     """The names of configuration filters that read the environment."""
     used: set[str]
-    """The properties that others have referred to so far."""
+    """The properties to which others have referred so far."""
 
     def resolve(self, value: str, depth: int = 0) -> str:
-        """Returns a value in which each reference is replaced by what it refers to, or marked to be filled in."""
+        """Returns a value in which each reference is replaced by the value that it refers to, or marked."""
 
         def replacement(match: re.Match[str]) -> str:
             if match["escaped"]:
@@ -57,7 +57,7 @@ class ReferenceResolver(NamedTuple):
             found = self._filtered(match) if match["filter"] else self._found(match["name"])
             if found is None:
                 return fill_in(match[0])
-            # A value that refers to itself ends here too.
+            # The recursion of a value that refers to itself ends here too.
             return self.resolve(found, depth + 1) if depth < _DEPTH_MAX else fill_in(match[0])
 
         return _REFERENCE.sub(replacement, value)
@@ -74,6 +74,6 @@ class ReferenceResolver(NamedTuple):
             self.used.add(name)
             found = self.properties[name]
         else:
-            # Older agents have no prefix for the environment.
+            # Older agents use no prefix for the environment.
             found = self.environment.get(name)
         return default if found is None and has_default else found

@@ -29,7 +29,7 @@ def _multiplexing(channels: list[str], options: Options, table: Table) -> None:
     default = _known(options, "default", channels)
     mapping = _by_value(options, "mapping", channels)
     optional = _by_value(options, "optional", channels)
-    # A value with optional channels only goes to the default ones too.
+    # An event whose value has only optional channels goes to the default channels too.
     required = set().union(default, *mapping.values())
     for value, names in list(optional.items()):
         _resolve_overlap(options, value, names, mapping, (default, required))
@@ -45,9 +45,9 @@ def _multiplexing(channels: list[str], options: Options, table: Table) -> None:
 def _resolve_overlap(
     options: Options, value: str, names: list[str], mapping: _Channels, default_and_required: tuple[list[str], set[str]]
 ) -> None:
-    """Makes channels required that are optional for one value and required for another: here a channel is one of both.
+    """Makes channels required that are optional for one value but required for another, since they cannot be both.
 
-    So no event is lost that Flume would have stored; but while such a channel is full, the source waits.
+    So no event is lost that Flume would have stored, but while such a channel is full, the source waits.
     """
     default, required = default_and_required
     own = mapping.get(value, default)
@@ -65,7 +65,7 @@ def _by_value(options: Options, key: str, channels: list[str]) -> _Channels:
 
 
 def _known(options: Options, key: str, channels: list[str]) -> list[str]:
-    """Returns the channels that a property names; those that the source does not have are left out."""
+    """Returns the channels that a property lists, without those that the source does not have."""
     named = options.channels(key)
     if unknown := _without(named, channels):
         options.left_out(key, f"lists {' and '.join(unknown)}, which is not a channel of the source")

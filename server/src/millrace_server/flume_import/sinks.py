@@ -50,7 +50,7 @@ def _http(options: Options, table: Table) -> None:
     rules = {f"{family}xx": rolls_by_default for family in (2, 3, 4, 5)}
     rules |= {code.lower(): rolls for code, rolls in retried.items()}
     if "2xx" not in map(str.lower, retried):
-        # Flume would send what was accepted again and again.
+        # Flume would send accepted events again and again.
         rules["2xx"] = False
         if rolls_by_default:
             options.changed("defaultRollback", "2xx settles events, where Flume sends them again", "statuses")
@@ -90,7 +90,7 @@ def _failover(options: Options, table: Table) -> None:
 
 
 def _ranked(listed: list[str], ranks: object) -> list[str]:
-    """Returns sinks by priority, highest first; those without one come last, in their order."""
+    """Returns sinks by priority, the highest first; those without a priority come last, in their order."""
     assert isinstance(ranks, dict), "created above"
     return sorted(listed, key=lambda name: ranks.get(name, _LOWEST_RANK), reverse=True)
 

@@ -41,21 +41,21 @@ def _listen(options: Options, host_key: str, default_host: str = "") -> str:
 
 
 def _allow_plaintext(options: Options, table: Table, host: str, *, may_be_tls: bool = True) -> None:
-    """Sets `allow_plaintext` where it was asked for and is needed."""
+    """Sets `allow_plaintext` if it was requested and is needed."""
     is_plain = not may_be_tls or "tls" not in table
     if options.shared.settings.allow_plaintext and is_plain and not host.startswith(_LOOPBACK):
         table["allow_plaintext"] = True
 
 
 def _serve(options: Options, table: Table, listen: str, *flags: str) -> None:
-    """Sets where a source listens, and over what."""
+    """Sets the address on which a source listens, and TLS."""
     table["listen"] = listen
     set_values(table, tls=server_tls(options, *flags))
     _allow_plaintext(options, table, listen)
 
 
 def _netcat(options: Options, table: Table) -> None:
-    # Flume closes no connection; this is the longest that one may be silent here.
+    # Flume closes no idle connection; this is the highest value of the setting.
     table["idle_seconds_max"] = _WEEK_SECONDS
     _serve(options, table, _listen(options, "bind"))
 
@@ -71,7 +71,7 @@ def _avro(options: Options, table: Table) -> None:
 
 def _sequence(options: Options, table: Table) -> None:
     count = options.number("totalEvents")
-    # More than can be counted here is without end.
+    # A count above the maximum is practically unlimited.
     set_values(table, count=count if count is not None and count <= _COUNT_MAX else None)
 
 
@@ -110,7 +110,7 @@ def _syslog(transport: str, options: Options, table: Table) -> None:
 def _exec(options: Options, table: Table) -> None:
     command, shell = options.text("command"), options.text("shell")
     if not shell:
-        # Flume splits at spaces, and knows no quotes.
+        # Flume splits at spaces, and does not support quotes.
         table["command"] = command.split()
     elif shell.split() == ["/bin/sh", "-c"]:
         table |= {"shell": True, "command": command}
@@ -177,7 +177,7 @@ def _format(options: Options) -> Table:
 
 
 def _globs(options: Options, key: str, pattern: str, setting: str) -> list[str]:
-    """Returns shell patterns for a regular expression of file names; to be filled in if there are none."""
+    """Returns shell patterns for a regular expression of file names; if there are none, text to fill in."""
     globs = None if is_to_be_filled_in(pattern) else to_globs(pattern)
     if globs is None:
         options.left_out(key, f'"{pattern}" cannot be written as shell patterns: write {setting} by hand', setting)
@@ -194,7 +194,7 @@ def _taildir(options: Options, table: Table) -> None:
         key = f"filegroups.{group}"
         directory, name = os.path.split(options.text(key))
         globs = _globs(options, key, name, "paths")
-        # Here, a pattern that begins with a wildcard matches no name that begins with a dot.
+        # In taildir, a pattern that begins with a wildcard does not match names that begin with a dot.
         globs += [f".{glob.removeprefix('?')}" for glob in globs if glob.startswith(("*", "?"))]
         found = [f"{_literal(directory)}/{glob}" for glob in globs]
         paths.extend(path for path in found if path not in paths)
@@ -218,7 +218,7 @@ def _taildir(options: Options, table: Table) -> None:
 
 
 def _literal(directory: str) -> str:
-    """Returns a directory as the part of a shell pattern that matches only itself."""
+    """Returns a directory as a shell pattern that matches only this directory."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in directory)
 
 

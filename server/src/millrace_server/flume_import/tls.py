@@ -1,4 +1,4 @@
-"""TLS: Java's keystores become files in PEM."""
+"""TLS: the conversion of Java keystores to files in PEM."""
 
 import os
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _GLOBAL = {
     "trust": ("javax.net.ssl.trustStore", "FLUME_SSL_TRUSTSTORE_PATH"),
     "trust_password": ("javax.net.ssl.trustStorePassword", "FLUME_SSL_TRUSTSTORE_PASSWORD"),
 }
-"""Where Flume looks for what a component does not say: system properties, then the environment."""
+"""Where Flume looks for the keystores if a component has no setting: system properties, then the environment."""
 
 
 class StoreNames(NamedTuple):
@@ -44,7 +44,7 @@ class StoreError(Exception):
 
 
 class _Store(NamedTuple):
-    """What a keystore holds, in PEM."""
+    """The contents of a keystore, in PEM."""
 
     key: bytes | None
     chain: bytes
@@ -65,7 +65,7 @@ def client_tls(options: Options) -> Table | None:
 
 
 def store_tls(options: Options, names: StoreNames) -> Table:
-    """Returns the table `tls` of a client with a truststore, and perhaps its own keystore."""
+    """Returns the table `tls` of a client with a truststore, and optionally its own keystore."""
     trusted, password = _said(options, names, "trust"), _said(options, names, "trust_password")
     own, own_password = _said(options, names, "key"), _said(options, names, "key_password")
     table: Table = {}
@@ -90,7 +90,8 @@ def _own_certificate(options: Options, key: str, store: str, password: str) -> T
 
 
 def _is_wanted(options: Options, flags: Iterable[str]) -> bool:
-    # Each is read, so that each is accounted for. One that is to be filled in counts: nothing becomes plain by mistake.
+    # All are read, so that all are accounted for. One that has to be filled in counts as true: nothing becomes plain
+    # text by mistake.
     wanted = [(flag in options and options.flag(flag)) for flag in flags]
     return any(value is None or value for value in wanted)
 
@@ -104,14 +105,14 @@ def _said(options: Options, names: StoreNames, what: str) -> str:
 
 
 def _stem(options: Options, store: str) -> str:
-    """Returns the path of the files in PEM, without suffix: in the directory for them, or next to the keystore."""
+    """Returns the path of the files in PEM without a suffix, in the directory for them or next to the keystore."""
     name = PurePosixPath(store or options.location.name)
     directory = options.shared.settings.tls_directory
     return str(directory / f"{options.location.name}-{name.stem}" if directory else name.with_suffix(""))
 
 
 def _convert(options: Options, store: str, password: str, stem: str) -> str | None:
-    """Writes what a keystore holds to files in PEM; returns why that was not done, or None."""
+    """Writes the contents of a keystore to files in PEM; returns why this was not done, or None."""
     if options.shared.settings.tls_directory is None:
         return ", see --tls-directory"
     try:
@@ -125,7 +126,7 @@ def _convert(options: Options, store: str, password: str, stem: str) -> str | No
 
 
 def _read(store: str, password: str) -> _Store:
-    """Reads a keystore of PKCS #12, which Java takes for one of type JKS too."""
+    """Reads a PKCS #12 keystore, which Java also accepts as type JKS."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
 
     try:
