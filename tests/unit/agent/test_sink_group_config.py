@@ -18,7 +18,12 @@ def group_of(*sinks: str) -> SinkGroupConfig:
 
 @pytest.mark.parametrize(
     ("sinks", "words"),
-    [([], "at least 2 items"), (["a"], "at least 2 items"), (["a", "b", "a"], 'has "a" twice'), (["a", "B"], "match")],
+    [
+        ([], "at least 2 items"),
+        (["a"], "at least 2 items"),
+        (["a", "b", "a"], 'lists "a" twice'),
+        (["a", "B"], "match"),
+    ],
 )
 def test_config_of_an_invalid_group_is_refused(sinks: list[str], words: str) -> None:
     """A group has two sinks or more, each once."""

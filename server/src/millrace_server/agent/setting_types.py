@@ -60,13 +60,14 @@ ServerAddress = Annotated[str, valid_for(_parse_server)]
 """`host:port` of a server to connect to."""
 
 
-def _check_unique(servers: list[str]) -> list[str]:
-    if len(set(servers)) != len(servers):
-        raise ValueError("lists a server twice; list each one once")
-    return servers
+def check_unique(names: list[str]) -> list[str]:
+    """Returns a list of names. Raises ValueError if a name occurs twice."""
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"lists {' and '.join(map(shown_value, twice))} twice; list each one once")
+    return names
 
 
-Endpoints = Annotated[list[ServerAddress], Field(min_length=1), AfterValidator(_check_unique)]
+Endpoints = Annotated[list[ServerAddress], Field(min_length=1), AfterValidator(check_unique)]
 """The servers that a sink sends to, in order of preference. Each name must stand for a single server."""
 
 

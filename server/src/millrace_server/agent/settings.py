@@ -8,7 +8,7 @@ from pydantic import Field
 from millrace_server.agent.sink_group_config import SinkGroupConfig
 from millrace_server.agent.sinks.avro.config import AvroSinkConfig
 from millrace_server.agent.sinks.files.config import FilesSinkConfig
-from millrace_server.agent.sinks.http_config import HttpSinkConfig
+from millrace_server.agent.sinks.http.config import HttpSinkConfig
 from millrace_server.agent.sinks.kafka.config import KafkaSinkConfig
 from millrace_server.agent.sinks.logger import LoggerSinkConfig
 from millrace_server.agent.sinks.millrace.config import MillraceSinkConfig

@@ -6,22 +6,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from millrace.setting_problems import Problem, shown_value
-from millrace_server.agent.setting_types import ChannelName, named_tables
+from millrace_server.agent.setting_types import ChannelName, check_unique, named_tables
 
 _Tables = dict[str, dict[str, Any]]
-
-
-def _check_unique(names: list[str]) -> list[str]:
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise ValueError(f"has {shown_value(name)} twice; list each sink once")
-    return names
 
 
 class SinkGroupConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Several sinks that together empty one channel."""
 
-    sinks: Annotated[list[ChannelName], Field(min_length=2), AfterValidator(_check_unique)]
+    sinks: Annotated[list[ChannelName], Field(min_length=2), AfterValidator(check_unique)]
     """Its sinks, all with the same `channel`; for `failover`, in the order of their priority."""
 
     policy: Literal["failover", "load_balancing"] = "failover"

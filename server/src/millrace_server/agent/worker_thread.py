@@ -1,4 +1,4 @@
-"""A thread for calls that must not block the event loop."""
+"""A thread for calls that must not block the event loop, and reading ahead on it."""
 
 import asyncio
 import threading
@@ -6,9 +6,10 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 ResultT = TypeVar("ResultT")
+ChunkT = TypeVar("ChunkT")
 
 
 class _Call(NamedTuple):
@@ -52,6 +53,27 @@ class WorkerThread:
         if self._calls is not None:
             self._calls.put(None)
             self._calls = None
+
+
+class ReadAhead(Generic[ChunkT]):
+    """Reads the next chunk on a thread while the current one is processed; `read` returns None at the end."""
+
+    def __init__(self, read: Callable[[], ChunkT | None], thread: WorkerThread) -> None:
+        self._read = read
+        self._thread = thread
+        self._reading = thread.submit(read)
+
+    async def next(self) -> ChunkT | None:
+        """Returns the next chunk, or None at the end; raises any error of the read. May be cancelled and repeated."""
+        # Shielded, since the thread continues even if the caller is cancelled.
+        chunk = await asyncio.shield(self._reading)
+        if chunk is not None:
+            self._reading = self._thread.submit(self._read)
+        return chunk
+
+    async def close(self) -> None:
+        """Waits until the current read has ended, and discards its result."""
+        await asyncio.wait({self._reading})
 
 
 def _work(calls: "SimpleQueue[_Call | None]") -> None:

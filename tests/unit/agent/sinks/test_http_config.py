@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from millrace.setting_problems import describe_problems
-from millrace_server.agent.sinks.http_config import HttpSinkConfig
+from millrace_server.agent.sinks.http.config import HttpSinkConfig
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from millrace_server.agent.sinks.http_requests import RequestPlanner, encode, idempotency_key
+from millrace_server.agent.sinks.http.requests import RequestPlanner, encode, idempotency_key
 from millrace_server.agent.sources.http.events import read_events
 from millrace_server.channels.batches import StoredBatch, Window
 from tests.channel_events import batch, numbered, stored_rows

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from millrace_server.agent.channel_reader import ChannelReader
-from millrace_server.agent.sinks.http_config import HttpSinkConfig
-from millrace_server.agent.sinks.http_sink import HttpSink
+from millrace_server.agent.sinks.http.config import HttpSinkConfig
+from millrace_server.agent.sinks.http.sink import HttpSink
 from millrace_server.agent.sinks.sink import SinkContext
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.channel import Channel

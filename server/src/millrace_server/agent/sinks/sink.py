@@ -39,7 +39,7 @@ class Sink(Protocol):
 
 _CLASSES = {
     "avro": "millrace_server.agent.sinks.avro.sink:AvroSink",
-    "http": "millrace_server.agent.sinks.http_sink:HttpSink",
+    "http": "millrace_server.agent.sinks.http.sink:HttpSink",
     "kafka": "millrace_server.agent.sinks.kafka.sink:KafkaSink",
     "millrace": "millrace_server.agent.sinks.millrace.sink:ForwardingSink",
 }

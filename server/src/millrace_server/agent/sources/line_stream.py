@@ -1,9 +1,9 @@
-"""Batches of lines from an input that cannot be read again, and reading ahead on a thread."""
+"""Batches of lines from an input that cannot be read again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Generic, NoReturn, TypeVar
+from typing import NoReturn
 
 import structlog
 
@@ -15,30 +15,6 @@ from millrace_server.agent.lines.splitter import LinesError, LineSplitter
 from millrace_server.agent.supervision import ComponentError, ComponentFailedError
 from millrace_server.agent.worker_thread import WorkerThread
 from millrace_server.channels.stamps import Stamp
-
-ChunkT = TypeVar("ChunkT")
-
-
-class ReadAhead(Generic[ChunkT]):
-    """Reads the next chunk on a thread while the current one is processed; `read` returns None at the end."""
-
-    def __init__(self, read: Callable[[], ChunkT | None], thread: WorkerThread) -> None:
-        self._read = read
-        self._thread = thread
-        self._reading = thread.submit(read)
-
-    async def next(self) -> ChunkT | None:
-        """Returns the next chunk, or None at the end; raises any error of the read. May be cancelled and repeated."""
-        # Shielded, since the thread continues even if the caller is cancelled.
-        chunk = await asyncio.shield(self._reading)
-        if chunk is not None:
-            self._reading = self._thread.submit(self._read)
-        return chunk
-
-    async def close(self) -> None:
-        """Waits until the current read has ended, and discards its result."""
-        await asyncio.wait({self._reading})
-
 
 _BATCH_BYTES = 4 << 20
 """A batch is stored once its bodies have this size, however few events it contains."""

@@ -8,13 +8,13 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
-from pydantic import BaseModel, Field, Secret, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, Field, Secret, ValidationInfo, field_validator
 
 from millrace.setting_problems import shown_value
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.interceptors import AnyInterceptorConfig
 from millrace_server.agent.selectors import AnySelectorConfig, ReplicatingConfig
-from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, load_factory, revealed
+from millrace_server.agent.setting_types import FactoryPath, KnownChannelName, check_unique, load_factory, revealed
 from millrace_server.agent.supervision import ComponentFailedError
 from millrace_server.channels.entrance import Entrance
 
@@ -91,7 +91,7 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
         # The field of each subclass, with the name of the type as its only value.
         type: str
 
-    channels: Annotated[list[KnownChannelName], Field(min_length=1)]
+    channels: Annotated[list[KnownChannelName], Field(min_length=1), AfterValidator(check_unique)]
     """The channels to write to."""
 
     selector: AnySelectorConfig = Field(default_factory=lambda: ReplicatingConfig(type="replicating"))
@@ -106,13 +106,6 @@ class SourceConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True
     dead_letter_channel: KnownChannelName | None = None
     """The channel for events that a channel can never accept, for example because they are too large, and for events
     that an interceptor refuses. Without it, such events are dropped and logged."""
-
-    @field_validator("channels")
-    @classmethod
-    def _check_apart(cls, channels: list[str]) -> list[str]:
-        if twice := [name for name in dict.fromkeys(channels) if channels.count(name) > 1]:
-            raise ValueError(f"lists {' and '.join(map(shown_value, twice))} twice; list each one once")
-        return channels
 
     @field_validator("selector")
     @classmethod

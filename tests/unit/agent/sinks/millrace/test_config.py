@@ -37,7 +37,7 @@ def test_config_of_the_design_is_good(tmp_path: Path) -> None:
         ({"endpoints": []}, "sinks.collector.endpoints"),
         ({"endpoints": ["nowhere"]}, r'endpoints[0]: is "nowhere"; it must be host:port'),
         ({"endpoints": ["a:7070", "b:0"]}, r'endpoints[1]: is "b:0"; its port must be at least 1'),
-        ({"endpoints": ["a:7070", "a:7070"]}, "endpoints: lists a server twice; list each one once"),
+        ({"endpoints": ["a:7070", "a:7070"]}, 'endpoints: lists "a:7070" twice; list each one once'),
         ({"endpoints": ""}, "sinks.collector.endpoints: is missing"),
         ({"target_channel": ""}, "sinks.collector.target_channel: is missing"),
         ({"target_channel": "No Such"}, 'target_channel: is "No Such"; it must match'),

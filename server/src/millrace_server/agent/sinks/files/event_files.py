@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +28,8 @@ class FileNames(NamedTuple):
         """Yields names for a file, the preferred one first; they contain the channel and the sequences."""
         sequences = f"{file.ranges.first:012d}-{file.ranges.last:012d}"
         name = f"{file.directory.rstrip('/')}/{self.prefix}{channel_id[:_CHANNEL_ID_LENGTH]}-{sequences}"
-        others = (f"{name}-{number}{self.suffix}" for number in count(2))
-        return chain([f"{name}{self.suffix}"], others)
+        yield f"{name}{self.suffix}"
+        yield from (f"{name}-{number}{self.suffix}" for number in count(2))
 
 
 class WriteResult(NamedTuple):

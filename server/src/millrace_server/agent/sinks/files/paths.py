@@ -49,8 +49,8 @@ class TimeRule(NamedTuple):
         moment = (_EPOCH + timedelta(seconds=seconds)).astimezone(self.zone)
         # Rounds the local time, so that the result is a round time of the local clock in every time zone.
         passed = moment.hour * 3_600 + moment.minute * 60 + moment.second
-        rest = passed % min(self.round_seconds, _DAY_SECONDS)
-        return (moment.replace(tzinfo=None, microsecond=0) - timedelta(seconds=rest)).strftime(strftime_format)
+        rest = passed % self.round_seconds
+        return (moment.replace(tzinfo=None) - timedelta(seconds=rest)).strftime(strftime_format)
 
 
 VALUE_BYTES_MAX = 100

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import zstandard
 
+from millrace_server.agent.lines.charsets import BOM_BYTES_MAX
 from millrace_server.agent.sources.spooldir.scanner import FileStatus, FoundFile
 
 _HEAD_BYTES = 4096
-_ORDER_BYTES = 4
 _READ_BYTES = 1 << 18
 _ZSTD_INPUT_BYTES = 1024
 """Any input of this size decompresses to at most 32 MiB."""
@@ -108,7 +108,7 @@ class Content:
     def __init__(self, file: SpoolFile) -> None:
         self._file = file
         self._stream = _stream_of(file)
-        self._read_ahead = self.head = self._read_full(_ORDER_BYTES)
+        self._read_ahead = self.head = self._read_full(BOM_BYTES_MAX)
         self.position = 0
 
     def read(self, size: int) -> bytes:

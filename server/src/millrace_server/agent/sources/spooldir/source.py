@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +13,6 @@ import structlog
 
 from millrace_server.agent.channel_writer import ChannelWriter
 from millrace_server.agent.events import EventTable, HeaderValues
-from millrace_server.agent.sources.line_stream import ReadAhead
 from millrace_server.agent.sources.spooldir.chunks import Chunk, ChunkLimits, blob_chunks, line_chunks
 from millrace_server.agent.sources.spooldir.config import (
     QUARANTINED_SUFFIX,
@@ -32,7 +30,7 @@ from millrace_server.agent.sources.spooldir.content import BadFileError, Content
 from millrace_server.agent.sources.spooldir.scanner import FILES_MAX, DirectoryScanner, FileStatus, FoundFile
 from millrace_server.agent.sources.stored_ranges import StoredRanges
 from millrace_server.agent.supervision import ComponentError
-from millrace_server.agent.worker_thread import WorkerThread
+from millrace_server.agent.worker_thread import ReadAhead, WorkerThread
 from millrace_server.channels.stamps import Stamp
 
 _NAMES_MAX = 1_000
@@ -174,6 +172,8 @@ class SpooldirSource:
         self._archiver = FileArchiver(config)
         self._log = _log.bind(source=name)
         self._thread = WorkerThread(f"spooldir {name}")
+        self._position = 0
+        """How much of the current file is stored."""
         self._failed_attempts: dict[Path, int] = {}
         self._deferred: dict[Path, tuple[FileStatus, float]] = {}
 
@@ -194,26 +194,26 @@ class SpooldirSource:
                 await asyncio.sleep(self._scanner.pause_seconds)
 
     async def _process(self, found: FoundFile, writer: ChannelWriter) -> None:
-        progress = _Progress()
+        self._position = 0
         try:
             async with _opened(found, self._thread) as file:
-                await self._deliver(file, writer, progress)
+                await self._deliver(file, writer)
         except FileGoneError:
             return
         except BadFileError as error:
-            await self._quarantine(found, str(error), progress)
+            await self._quarantine(found, str(error))
         except _UnreadableError as error:
             if not self._is_last_attempt(found, error.cause):
                 raise ComponentError(f"{found.path} cannot be read: {error.cause.strerror}") from None
-            await self._quarantine(found, f"it cannot be read: {error.cause.strerror}", progress)
+            await self._quarantine(found, f"it cannot be read: {error.cause.strerror}")
         else:
             await self._archive(found, lambda: self._archiver.complete(found))
         self._failed_attempts.pop(found.path, None)
 
-    async def _deliver(self, file: SpoolFile, writer: ChannelWriter, progress: "_Progress") -> None:
+    async def _deliver(self, file: SpoolFile, writer: ChannelWriter) -> None:
         producer_id = file.producer_id(self._config.format.type)
         stored = StoredRanges(writer.stored_ranges(producer_id))
-        progress.position = stored.position
+        self._position = stored.position
         limits = ChunkLimits(writer.events_max, writer.body_bytes_max)
         chunks = self._chunks(file, stored, limits)
         reading = ReadAhead(lambda: next(chunks, None), self._thread)
@@ -221,7 +221,7 @@ class SpooldirSource:
             while (chunk := await _wrap_read_errors(reading.next())) is not None:
                 table = EventTable(chunk.bodies, self._headers(file.path, chunk))
                 await writer.deliver(table, Stamp(producer_id, chunk.first, chunk.last))
-                progress.position = chunk.last + 1
+                self._position = chunk.last + 1
                 limits.events_max, limits.body_bytes_max = writer.events_max, writer.body_bytes_max
         finally:
             await reading.close()
@@ -241,16 +241,16 @@ class SpooldirSource:
             headers[self._config.offset_header] = list(map(str, chunk.offsets))
         return headers
 
-    async def _quarantine(self, found: FoundFile, reason: str, progress: "_Progress") -> None:
+    async def _quarantine(self, found: FoundFile, reason: str) -> None:
         unit = _UNITS[self._config.format.type]
-        text = f"{found.path}: {reason}.\nIts first {progress.position} {unit} are stored.\n"
+        text = f"{found.path}: {reason}.\nIts first {self._position} {unit} are stored.\n"
         moved = await self._archive(found, lambda: self._archiver.quarantine(found, text))
         self._log.warning(
             "a file is bad",
             file=str(found.path),
             reason=reason,
             moved_to=str(moved),
-            **{f"{unit}_stored": progress.position},
+            **{f"{unit}_stored": self._position},
         )
 
     async def _archive(self, found: FoundFile, take: Callable[[], Path | None]) -> Path | None:
@@ -276,13 +276,6 @@ class SpooldirSource:
             self._failed_attempts.clear()
         attempts = self._failed_attempts[found.path] = self._failed_attempts.get(found.path, 0) + 1
         return attempts >= _ATTEMPTS_MAX
-
-
-@dataclass
-class _Progress:
-    """How much of a file is stored."""
-
-    position: int = 0
 
 
 class _UnreadableError(Exception):

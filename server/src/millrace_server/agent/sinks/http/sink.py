@@ -8,9 +8,9 @@ from http import HTTPStatus
 
 from millrace_server.agent.channel_reader import ChannelReader, Delivery, EventsRejectedError
 from millrace_server.agent.setting_types import revealed
-from millrace_server.agent.sinks.http_client import HttpClient, HttpConnectionError, HttpResponse
-from millrace_server.agent.sinks.http_config import HttpSinkConfig, shown_url, split_url
-from millrace_server.agent.sinks.http_requests import CONTENT_TYPES, RequestPlanner, encode, idempotency_key
+from millrace_server.agent.sinks.http.client import HttpClient, HttpConnectionError, HttpResponse
+from millrace_server.agent.sinks.http.config import HttpSinkConfig, shown_url, split_url
+from millrace_server.agent.sinks.http.requests import CONTENT_TYPES, RequestPlanner, encode, idempotency_key
 from millrace_server.agent.spans import context_headers
 from millrace_server.agent.supervision import ComponentError
 from millrace_server.channels.batches import StoredBatch

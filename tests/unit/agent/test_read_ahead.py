@@ -3,8 +3,7 @@ import threading
 
 import pytest
 
-from millrace_server.agent.sources.line_stream import ReadAhead
-from millrace_server.agent.worker_thread import WorkerThread
+from millrace_server.agent.worker_thread import ReadAhead, WorkerThread
 from tests.waiting import until
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from millrace.json_bodies import body_document
-from millrace_server.agent.sinks.http_config import Format
+from millrace_server.agent.sinks.http.config import Format
 from millrace_server.channels.batches import StoredBatch
 from millrace_server.channels.stamps import IntervalSet
 

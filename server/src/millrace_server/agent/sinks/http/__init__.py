@@ -1,0 +1,1 @@
+"""The sink `http`: posts events to a URL."""
