@@ -143,12 +143,12 @@ def open_directories(
             changed, unless the disk failed.
     """
     with ExitStack() as locks:
-        places = _create(name, data_dirs, checkpoint_dir, syncs or SharedSyncs())
+        places, new = _create(name, data_dirs, checkpoint_dir, syncs or SharedSyncs())
         for path in places:
             locks.callback(os.close, lock_directory(path))
         files = _read(name, places)
         # A process that was killed after a rename or a removal has not synced it; the steps below rely on that sync.
-        for path in places:
+        for path in (path for path in places if path not in new):
             with _converting_errors(path):
                 sync_directory(path)
         if any(file and (file.is_deleted or (forgets_moved and file.moved_to)) for file in files.values()):
@@ -171,24 +171,30 @@ def _converting_errors(path: Path) -> Iterator[None]:
         raise DirectoryError(f"cannot use {path}: {error.strerror}") from error
 
 
-def _create(name: str, data_dirs: Sequence[Path], checkpoint_dir: Path, syncs: SharedSyncs) -> list[Path]:
-    """Creates the directories; returns each once, the data directories first."""
+def _create(
+    name: str, data_dirs: Sequence[Path], checkpoint_dir: Path, syncs: SharedSyncs
+) -> tuple[list[Path], set[Path]]:
+    """Creates the directories; returns each once, the data directories first, and those that were missing."""
+    new = set()
     for path in dict.fromkeys((*data_dirs, checkpoint_dir)):
         with _converting_errors(path):
-            _create_one(path, syncs)
+            if _create_one(path, syncs):
+                new.add(path)
     for one, other in itertools.combinations(data_dirs, 2):
         if one.samefile(other):
             raise DirectoryError(f"channel {name!r} has the same data directory twice: {one} and {other}")
     is_apart = checkpoint_dir not in data_dirs and not any(checkpoint_dir.samefile(path) for path in data_dirs)
-    return [*data_dirs, checkpoint_dir] if is_apart else list(data_dirs)
+    return [*data_dirs, checkpoint_dir] if is_apart else list(data_dirs), new
 
 
-def _create_one(path: Path, syncs: SharedSyncs) -> None:
+def _create_one(path: Path, syncs: SharedSyncs) -> bool:
+    """Creates a directory, unless it exists; returns whether it was missing."""
     lowest = next(directory for directory in (path, *path.parents) if directory.exists())
     # Created just before a kill, its name may not be on the disk. A directory above that is not readable is not ours.
     with suppress(PermissionError):
         syncs.sync_directory(lowest.parent)
     make_directories(path, syncs.sync_directory)
+    return lowest != path
 
 
 def _read(name: str, places: Sequence[Path]) -> dict[Path, ChannelFile | None]:
