@@ -1,5 +1,6 @@
 """Fixtures for tests of reading: servers that are not there, and streams that read from them."""
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -7,9 +8,10 @@ import pytest
 import millrace_client as millrace
 from millrace_spark.reading import shard_claim
 from millrace_spark.reading import stream as stream_module
+from millrace_spark.reading.offsets import OffsetJson
 from millrace_spark.reading.options import parse_stream_options
 from millrace_spark.reading.stream import Stream
-from tests.unit.spark.fake_servers import FakeServers
+from tests.unit.spark.fake_servers import WAIT_SECONDS_MAX, FakeServers
 
 MakeStream = Callable[..., Stream]
 """`make_stream(**options)`; reads `orders` on `a:1` and `b:1` unless the options say otherwise."""
@@ -37,3 +39,15 @@ def make_stream(fakes: FakeServers, monkeypatch: pytest.MonkeyPatch) -> Iterator
     yield make
     for stream in made:
         stream.close()
+
+
+def next_batch(stream: Stream, start: OffsetJson, *, is_limited: bool = True) -> OffsetJson:
+    """Returns the next micro-batch."""
+    give_up = time.monotonic() + WAIT_SECONDS_MAX
+    while (end := stream.next_offset(start, is_limited=is_limited)) is start:
+        assert time.monotonic() < give_up
+    return end
+
+
+def ranges(offset: OffsetJson) -> dict[str, tuple[str | int, str | int]]:
+    return {name: (part["from"], part["to"]) for name, part in offset.items()}
