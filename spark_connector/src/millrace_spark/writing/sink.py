@@ -128,10 +128,16 @@ def _commit(
 ) -> None:
     from millrace_spark.writing.driver import BatchCommit, commit_all, puts_by_shard, stamp_producer_id, task_puts
 
+    tasks = task_puts(messages)
+    if len(tasks) < len(messages):
+        raise MillraceSparkError(
+            "a task has not given its rows to the sink, which would lose them; if the trigger is continuous, use "
+            "processingTime or availableNow, since Spark has no continuous trigger for sinks in Python"
+        )
     puts = puts_by_shard(messages)
     if not puts:
         return
-    producer_id = task_puts(messages)[0].producer_id
+    producer_id = tasks[0].producer_id
     commit = BatchCommit(
         producer_id=producer_id,
         stamp_id=stamp_producer_id(producer_id, options),

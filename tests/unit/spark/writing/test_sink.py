@@ -165,6 +165,16 @@ def test_write_of_a_stream_that_spark_does_not_name_is_refused(missing: str, run
         MillraceStreamWriter(options_to("a:1")).write(iter(()))
 
 
+def test_commit_of_a_stream_whose_tasks_did_not_call_write_is_refused() -> None:
+    """With the trigger continuous, Spark counts rows as written that it gives to no sink in Python."""
+    writer = MillraceStreamWriter(options_to("127.0.0.1:1"))
+    for messages in ([None, None], [TaskPuts("p", ()), None]):
+        with pytest.raises(
+            MillraceSparkError, match="if the trigger is continuous, use processingTime or availableNow"
+        ):
+            writer.commit(messages, 3)
+
+
 def test_writers_of_empty_batches_ask_no_server() -> None:
     """A batch without rows is committed and aborted without a call."""
     options = options_to("127.0.0.1:1")
