@@ -144,12 +144,12 @@ class OwnerSearch:
         if target is None:
             if isinstance(error, ChannelNotFoundError):
                 # A server that was not reached may have the channel.
-                self._tell_all(error)
+                self._join_messages(error)
             return None
         self._asked[self.endpoint] = error
         seconds = self._next_seconds(error) if target in self._asked else 0.0
         if seconds >= self.left_seconds:
-            self._tell_all(error)
+            self._join_messages(error)
             raise error
         if target in self._asked:
             self._asked.clear()
@@ -164,7 +164,8 @@ class OwnerSearch:
         is_last = self._backoff.failure_count >= ATTEMPTS_MAX and not self._owners.is_awaited(self._channel)
         return math.inf if is_last else seconds
 
-    def _tell_all(self, error: MillraceError) -> None:
+    def _join_messages(self, error: MillraceError) -> None:
+        """Makes the error say what each server responded."""
         messages = dict.fromkeys([error.message, *(asked.message for asked in self._asked.values())])
         error.message = "; ".join(messages)
         error.args = (error.message,)

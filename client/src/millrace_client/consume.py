@@ -155,9 +155,11 @@ class ConsumeStream:
         self._has_settled = True
         self._settlements.put(settlement)
 
-    def wait_for_server(self) -> None:
-        """Waits until the server has responded to the start of the stream, or the stream has ended."""
+    def wait_for_server(self) -> bool:
+        """Waits until the server has responded to the start of the stream; returns False if the stream has ended."""
+        # Also returns at the end of a call without a response.
         self._call.initial_metadata()
+        return bool(self._call.is_active())
 
     def next_response(self) -> pb.ConsumeResponse | None:
         """Returns the next delivery; None once the stream has ended. Ignores deliveries while the stream is ending."""

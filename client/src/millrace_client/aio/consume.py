@@ -151,9 +151,11 @@ class ConsumeStream:
                 with suppress(grpc.RpcError, asyncio.InvalidStateError):
                     await self._call.write(request)
 
-    async def wait_for_server(self) -> None:
-        """Waits until the server has responded to the start of the stream, or the stream has ended."""
+    async def wait_for_server(self) -> bool:
+        """Waits until the server has responded to the start of the stream; returns False if the stream has ended."""
+        # Also returns at the end of a call without a response.
         await self._call.initial_metadata()
+        return not self._call.done()
 
     async def next_response(self) -> pb.ConsumeResponse | None:
         """Returns the next delivery; None once the stream has ended. Ignores deliveries while the stream is ending."""

@@ -21,8 +21,8 @@ from millrace_client.errors import CancelledError, StreamEndedError
 class Stream(Protocol):
     """A Consume stream as the engine needs it; see `millrace_client.aio.consume.ConsumeStream`."""
 
-    async def wait_for_server(self) -> None:
-        """Waits until the server has responded, or the stream has ended."""
+    async def wait_for_server(self) -> bool:
+        """Waits until the server has responded; returns False if the stream has ended."""
 
     async def next_response(self) -> pb.ConsumeResponse | None:
         """Waits for the next delivery; returns None at the end of the stream."""
@@ -329,8 +329,7 @@ class TaskEngine(ConsumerEngine[ConsumerDelivery]):
         return pause_seconds
 
     async def _read(self, subscription: Subscription[ConsumerDelivery], stream: Stream) -> None:
-        await stream.wait_for_server()
-        subscription.is_connected = True
+        subscription.is_connected = await stream.wait_for_server()
         while True:
             await self._wait_until(lambda: self._core.may_read(subscription), None)
             # While the consumer is stopping, deliveries are ignored; reading continues until the stream's end.

@@ -29,8 +29,8 @@ _CANCEL_SECONDS_MAX = 1.0
 class Stream(Protocol):
     """A Consume stream as the engine needs it; see `ConsumeStream`."""
 
-    def wait_for_server(self) -> None:
-        """Waits until the server has responded, or the stream has ended."""
+    def wait_for_server(self) -> bool:
+        """Waits until the server has responded; returns False if the stream has ended."""
 
     def next_response(self) -> pb.ConsumeResponse | None:
         """Waits for the next delivery; returns None at the end of the stream."""
@@ -393,8 +393,7 @@ class ThreadedEngine(ConsumerEngine[ConsumerDelivery]):
             stream.end_sending(_LATE_SECONDS)
 
     def _read(self, subscription: Subscription[ConsumerDelivery], stream: Stream) -> None:
-        stream.wait_for_server()
-        subscription.is_connected = True
+        subscription.is_connected = stream.wait_for_server()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._core.may_read(subscription))

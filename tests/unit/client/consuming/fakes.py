@@ -88,8 +88,9 @@ class ScriptedStream:
         self._is_over = True
         self._responses.put_nowait(error)
 
-    async def wait_for_server(self) -> None:
+    async def wait_for_server(self) -> bool:
         await self.answered.wait()
+        return not self._is_over
 
     async def next_response(self) -> pb.ConsumeResponse | None:
         response = await self._responses.get()
