@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
@@ -10,7 +11,7 @@ import typer
 from millrace_client import ChannelNotFoundError, ForbiddenError
 from millrace_client.cli import program
 from millrace_client.cli.commands import COMMANDS, loaded_command
-from millrace_client.cli.exit_status import MEANINGS, TerminatedError, raise_on_sigterm
+from millrace_client.cli.exit_status import MEANINGS, TerminatedError, end_on_signals, raise_on_signals
 from millrace_client.cli.program import app
 from tests.fork_server import run_code
 from tests.unit.cli.conftest import RunMillrace
@@ -87,16 +88,30 @@ def test_signal_while_a_command_is_imported_ends_with_its_exit_code(
     assert (result.exit_code, result.output) == (exit_code, "")
 
 
-def test_raise_on_sigterm_when_it_comes_raises() -> None:
-    """The signal becomes an exception in the main thread that `except Exception` does not catch."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        raise_on_sigterm()
-        with pytest.raises(TerminatedError):
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_raise_on_signals_turns_them_into_errors_that_no_command_catches(restored_signals: None) -> None:
+    """They are raised in the main thread, and `except Exception` does not catch them."""
+    raise_on_signals()
+    with pytest.raises(TerminatedError):
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
     assert not issubclass(TerminatedError, Exception)
+
+
+def test_signal_that_is_ignored_at_the_start_stays_ignored(restored_signals: None) -> None:
+    """Shells run programs in the background with Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise_on_signals()
+    end_on_signals()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.fixture
+def restored_signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_second_signal_while_the_program_exits_ends_it_silently() -> None:

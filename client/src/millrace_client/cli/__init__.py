@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from millrace_client.cli.exit_status import ExitCode, TerminatedError, end_on_signals, raise_on_sigterm
+from millrace_client.cli.exit_status import ExitCode, TerminatedError, end_on_signals
 
 _EXTRA = {"typer", "rich"}
 
@@ -16,7 +16,7 @@ def main() -> None:
     # The command's own sentence says why a TLS handshake has failed.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        raise_on_sigterm()
+        end_on_signals()
         from millrace_client.cli.program import app
 
         app(prog_name="millrace")
@@ -25,7 +25,7 @@ def main() -> None:
             raise
         sys.stderr.write("millrace: the command line is not installed; run `pip install 'millrace-client[cli]'`\n")
         sys.exit(ExitCode.USAGE)
-    # Only for signals before the program starts or after it ends; it handles others itself.
+    # Only for signals just before a command begins or after it ends; it handles others itself.
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except TerminatedError:

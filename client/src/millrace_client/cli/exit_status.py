@@ -1,7 +1,7 @@
 """How a command ends: exit codes, errors as sentences, and signals."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
@@ -159,15 +159,25 @@ class TerminatedError(BaseException):
     """Raised in the main thread on SIGTERM. It is no `Exception`, so that only an explicit handler catches it."""
 
 
-def raise_on_sigterm() -> None:
-    """Makes SIGTERM raise `TerminatedError`, so that open transactions are rolled back before the exit."""
-    signal.signal(signal.SIGTERM, _terminate)
+def raise_on_signals() -> None:
+    """Makes Ctrl-C and SIGTERM raise `KeyboardInterrupt` and `TerminatedError`: open transactions are rolled back."""
+    _handle(signal.SIGINT, signal.default_int_handler)
+    _handle(signal.SIGTERM, _terminate)
 
 
 def end_on_signals() -> None:
-    """Makes Ctrl-C and SIGTERM end the process at once, since Python writes a traceback while it exits."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Makes Ctrl-C and SIGTERM end the process at once, where there is nothing to roll back.
+
+    While Python imports modules or exits, it may swallow what a handler raises, or write a traceback.
+    """
+    _handle(signal.SIGINT, signal.SIG_DFL)
+    _handle(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _handle(number: signal.Signals, handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    # Shells start programs in the background with Ctrl-C ignored.
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @contextmanager

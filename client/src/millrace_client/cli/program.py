@@ -15,6 +15,7 @@ from millrace_client.cli.exit_status import (
     ExitCode,
     TerminatedError,
     exit_code_of,
+    raise_on_signals,
     sentence_of,
     unwrapped_interrupts,
 )
@@ -41,10 +42,11 @@ class MillraceGroup(ProgramGroup):
         # None where the shell completes words that make no command.
         if name is not None:
             command = loaded_command(name)
-        # `main` has disabled it.
+        # `main` has disabled it, and signals end the process until now: an import that one interrupts may swallow it.
         if not gc.isenabled():
             gc.freeze()
             gc.enable()
+            raise_on_signals()
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
