@@ -1,6 +1,7 @@
 """Producers, consumers and sinks at a replicated channel whose owner is killed: they follow, and store or ack once."""
 
 import asyncio
+import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -67,6 +68,23 @@ async def test_producers_when_the_owner_is_killed_store_each_event_once(servers:
         assert all(future.result(WAIT_SECONDS).stored for future in stored)
     del servers.running[owner.grpc]
     assert sorted(map(int, _queued(servers))) == list(range(2 * _EVENTS))
+
+
+def test_producer_that_knows_only_the_owner_follows_when_that_stops(
+    start_millraced: StartMillraced, nats_url: str
+) -> None:
+    """The server says which one is the next owner before it ends, though it does not serve any more."""
+    servers = ReplicatedServers(start_millraced, nats_url, 2, lease_seconds=60.0)
+    owner, [other] = servers.owner(), servers.others()
+    with Producer(owner.grpc, servers.channel) as producer:
+        assert producer.send(b"0").result(WAIT_SECONDS).stored
+        owner.send(signal.SIGTERM)
+        owner.wait_for("stopping")
+        assert producer.send(b"1").result(WAIT_SECONDS).stored
+        assert owner.wait() == 0
+        assert producer.send(b"2").result(WAIT_SECONDS).stored
+    servers.running = {other.grpc: other}
+    assert _queued(servers) == [b"0", b"1", b"2"]
 
 
 async def test_consumers_when_the_owner_is_killed_get_and_remove_all_events(servers: ReplicatedServers) -> None:

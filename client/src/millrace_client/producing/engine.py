@@ -238,7 +238,7 @@ class Engine:
         if doubted is not None:
             move_after_seconds = self._config.move_after_seconds
             if move_after_seconds is None or now < batch.doubted_at + move_after_seconds:
-                return doubted if doubted.has_capacity(now) else None
+                return doubted if doubted.has_capacity(now) or doubted.can_be_asked(now) else None
         return self._choose(batch.channel, batch.buckets[0].index if batch.buckets else -1, now)
 
     def _send_new(self, now: float) -> None:
@@ -286,7 +286,11 @@ class Engine:
                 addresses = [server.target.address for server in self._servers if not server.is_retired]
                 self._ranks = [ranked(index, addresses) for index in range(BUCKETS)]
             order = self._ranks[bucket_index]
-        return self._router.choose(channels, order, now)
+        chosen = self._router.choose(channels, order, now)
+        if chosen is None and all(channel.server.is_down for channel in channels):
+            # One that is stopping names the next owner of a replicated channel, which cannot be found later.
+            chosen = next((channel for channel in channels if channel.can_be_asked(now)), None)
+        return chosen
 
     def _channel_at(self, server: Server, name: str) -> ServerChannel:
         known = server.channels.get(name)

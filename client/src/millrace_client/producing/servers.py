@@ -153,6 +153,11 @@ class Server:
                 self._health.stop()
                 self._connect(file_watch, channel)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it responds, and says that it does not serve."""
+        return self._health.is_stopping
+
     def unreachable_error(self, channel: str) -> MillraceError:
         """Returns the error for events that could not be sent at all."""
         message = f"cannot reach a Millrace server at {self.target.names}; is millraced running there?"
@@ -274,6 +279,11 @@ class ServerChannel:
     @property
     def _is_waiting(self) -> bool:
         return self._session is not None and bool(self._session.in_flight)
+
+    def can_be_asked(self, now: float) -> bool:
+        """Whether a batch could be sent to a server that is stopping, to learn which one owns the channel now."""
+        may_send = self._next_server is None and now >= self.paused_until and not self._is_waiting
+        return may_send and self.server.is_stopping
 
     def next_stamp(self, event_count: int) -> Stamp:
         """Returns the numbers for a batch that is sealed for this channel."""

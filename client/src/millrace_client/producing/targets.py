@@ -105,12 +105,16 @@ class HealthWatch:
 
     Args:
         report: Called with each finding: whether the server is ready, and whether it is down.
+
+    Attributes:
+        is_stopping: Whether the server responds, and says that it does not serve. For any thread.
     """
 
     def __init__(self, channel: grpc.Channel, backoff: Backoff, report: HealthReport) -> None:
         self._backoff = backoff
         self._report = report
         self._watch: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(_WATCH_PATH)
+        self.is_stopping = False
         self._has_responded = False
         self._is_ending = False
         self._wakeup = threading.Event()
@@ -157,6 +161,7 @@ class HealthWatch:
                 call.cancel()
             for status in call:
                 self._has_responded = True
+                self.is_stopping = status != _SERVING
                 self._report(status == _SERVING, status != _SERVING)
         except grpc.RpcError as failure:
             code: grpc.StatusCode = failure.code()
@@ -164,4 +169,6 @@ class HealthWatch:
         except ValueError:
             # The gRPC channel was closed in the meantime.
             return grpc.StatusCode.CANCELLED
+        finally:
+            self.is_stopping = False
         return grpc.StatusCode.UNAVAILABLE
