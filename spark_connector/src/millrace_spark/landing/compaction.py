@@ -14,7 +14,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millrace_spark.errors import format_error
 from millrace_spark.landing.config import CompactionConfig
-from millrace_spark.landing.paths import WorkFolder, as_uri, compacted_name, data_files, is_landed, suffix_of
+from millrace_spark.landing.paths import (
+    WorkFolder,
+    as_pattern,
+    as_uri,
+    compacted_name,
+    data_files,
+    is_landed,
+    suffix_of,
+)
 from millrace_spark.landing.storage import Storage, StorageError, StoredFile, joined
 from millrace_spark.landing.swap import STAGING_PREFIX, Intent, recover, swap
 
@@ -165,4 +173,4 @@ def spark_merger(spark: SparkSession, compression: str) -> Merger:
 
 def _read(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     # Keeps columns that a change of the configuration added or removed.
-    return spark.read.option("mergeSchema", value=True).parquet(*map(as_uri, paths))
+    return spark.read.option("mergeSchema", value=True).parquet(*map(as_pattern, paths))

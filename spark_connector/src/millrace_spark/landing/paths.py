@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from millrace_spark.landing.storage import StoredFile, relative_to
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):/")
+_SPECIAL = re.compile(r"[][{}*?\\]")
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_LENGTH_MAX = 64
 _DIGEST_LENGTH = 8
@@ -50,6 +51,11 @@ def as_uri(path: str) -> str:
     """Returns an absolute path as a URI for Spark, independent of its default file system."""
     # Not `Path.as_uri`, since Hadoop does not decode percent-encoded characters.
     return f"file://{path}" if is_local(path) else path
+
+
+def as_pattern(path: str) -> str:
+    """Returns an absolute path for Spark's readers, which take paths for patterns."""
+    return as_uri(_SPECIAL.sub(r"\\\g<0>", path))
 
 
 def name_of(path: str) -> str:

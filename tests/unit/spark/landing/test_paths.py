@@ -5,6 +5,7 @@ import pytest
 from millrace_spark.landing.paths import (
     WorkFolder,
     absolute_path,
+    as_pattern,
     as_uri,
     compacted_name,
     data_files,
@@ -79,6 +80,7 @@ def test_absolute_path_of_a_relative_one_starts_at_the_working_directory() -> No
     """The JVM may have another working directory."""
     assert absolute_path("a b/c") == str(Path.cwd() / "a b" / "c")
     assert as_uri("/a b/100%") == "file:///a b/100%"
+    assert as_pattern("/a[1]/{x,y}") == "file:///a\\[1\\]/\\{x,y\\}"
 
 
 @pytest.mark.parametrize("text", ["", ".", "/", "a\0b", "s3a://bucket/", "hdfs://n/a?b=c"])
