@@ -18,6 +18,8 @@ from millrace_spark.shards import Shard
 _POLL_SECONDS = 0.5
 _TOLERANCE_SECONDS = 0.1
 """How much two readings of the end of a claim may differ through network delay alone."""
+_ENDING_SECONDS_MAX = 2.0
+"""How long the process of a query that has ended may still renew its claim, since Spark does not wait for its end."""
 
 _log = logging.getLogger("millrace_spark")
 
@@ -30,11 +32,11 @@ def reclaim(
 ) -> millrace.Claim:
     """Claims a channel under a new epoch, so that a former process of this reader can neither read nor acknowledge.
 
-    If another reader holds a claim, and `takeover` is not set, this waits for the end of its lease as long as it is not
-    renewed: such a claim belongs to a reader that is gone, or to a batch read that is over.
+    If another reader holds a claim, and `takeover` is not set, this waits for the end of its lease, unless it is still
+    renewed after a moment: such a claim belongs to a reader that is gone, or to a query or batch read that is over.
 
     Raises:
-        ChannelClaimedError: Another reader renews its claim, or its lease is longer than that.
+        ChannelClaimedError: Another reader keeps renewing its claim, or its lease is longer than that.
     """
     if not options.takeover:
         _await_other_claim(channel, options, wait_seconds_max, pause)
@@ -45,6 +47,7 @@ def _await_other_claim(
     channel: millrace.Channel, options: ClaimOptions, wait_seconds_max: float, pause: Callable[[float], object]
 ) -> None:
     ends_at = None
+    began_at = time.monotonic()
     while True:
         try:
             channel.claim(options.reader_id, options.lease_seconds)
@@ -53,16 +56,17 @@ def _await_other_claim(
             if remaining_seconds is None or remaining_seconds > wait_seconds_max:
                 raise
             now = time.monotonic()
-            if ends_at is None:
-                ends_at = now + remaining_seconds
-                if remaining_seconds > _POLL_SECONDS:
-                    _log.warning(
-                        "channel %s: another reader's claim ends in %.1f s, unless it is renewed; waiting",
-                        channel.name,
-                        remaining_seconds,
-                    )
-            elif now + remaining_seconds > ends_at + _TOLERANCE_SECONDS:
+            is_renewed = ends_at is not None and now + remaining_seconds > ends_at + _TOLERANCE_SECONDS
+            if is_renewed and now - began_at > _ENDING_SECONDS_MAX:
                 raise
+            if ends_at is None and remaining_seconds > _POLL_SECONDS:
+                _log.warning(
+                    "channel %s: another reader's claim ends in %.1f s, unless it is renewed; waiting",
+                    channel.name,
+                    remaining_seconds,
+                )
+            if ends_at is None or is_renewed:
+                ends_at = now + remaining_seconds
             pause(min(remaining_seconds, _POLL_SECONDS))
         else:
             return

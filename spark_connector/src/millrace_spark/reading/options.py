@@ -107,8 +107,8 @@ OPTIONS: Mapping[str, str] = {
         f"at most {RETRY_SECONDS_MAX:,.0f}"
     ),
     "ranges": (
-        "batch: the ranges of claim_ranges(); goes with endpoints, maxEventsPerPartition, minPartitions, retrySeconds, "
-        "tls.*, token* and tracing* only"
+        "batch: the ranges of claim_ranges(); goes with endpoints, failOnDataLoss, maxEventsPerPartition, "
+        "minPartitions, retrySeconds, tls.*, token* and tracing* only"
     ),
     **SECURITY_OPTIONS,
     **TRACING_OPTIONS,
@@ -126,6 +126,7 @@ _BATCH_ONLY = {"endingSequences", "ack", "ranges"}
 _WITH_RANGES = {
     "ranges",
     "endpoints",
+    "failOnDataLoss",
     "maxEventsPerPartition",
     "minPartitions",
     "retrySeconds",

@@ -1,5 +1,6 @@
 """Claims that a driver holds, on in-memory servers."""
 
+import math
 import threading
 import time
 from typing import Any
@@ -17,15 +18,18 @@ from tests.unit.spark.fake_servers import FakeServers, wait_until
 class OtherReader:
     """A channel that another reader has claimed, with a clock that advances only in pauses."""
 
-    def __init__(self, lease_seconds: float, renews_every_seconds: float | None) -> None:
+    def __init__(self, lease_seconds: float, renews_every_seconds: float | None, releases_at: float = math.inf) -> None:
         self.name = "orders"
         self.now = 50.0
         self._lease_seconds = lease_seconds
         self._renews_every_seconds = renews_every_seconds
+        self._releases_at = releases_at
         self.calls: list[bool] = []
 
     @property
     def remaining_seconds(self) -> float:
+        if self.now >= self._releases_at:
+            return 0.0
         since = self.now - 50.0
         if self._renews_every_seconds is not None:
             since %= self._renews_every_seconds
@@ -58,12 +62,19 @@ def test_reclaim_waits_for_a_claim_that_is_not_renewed(monkeypatch: pytest.Monke
     assert other.calls[-2:] == [False, True]
 
 
+def test_reclaim_waits_for_a_claim_that_is_renewed_shortly_before_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of a query that has ended renews its claim until Spark ends it."""
+    other = OtherReader(30.0, renews_every_seconds=1.0, releases_at=52.0)
+    assert claimed(other, monkeypatch) == "claim"
+    assert other.now == pytest.approx(52.0)
+
+
 def test_reclaim_is_refused_if_the_other_claim_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call fails as soon as the other reader renews its claim."""
+    """The call fails when the other reader keeps renewing its claim."""
     other = OtherReader(30.0, renews_every_seconds=1.0)
     with pytest.raises(millrace.ChannelClaimedError):
         claimed(other, monkeypatch)
-    assert other.now <= 52.0
+    assert other.now <= 54.0
     assert True not in other.calls
 
 

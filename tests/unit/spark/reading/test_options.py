@@ -140,8 +140,9 @@ def test_parse_options_with_a_starting_timestamp_takes_it(text: str) -> None:
 
 def test_parse_batch_options_with_ranges_takes_what_was_claimed() -> None:
     """The ranges of `claim_ranges` are parsed without loss."""
-    options = parse_batch_options({"ranges": ranges_to_json([RANGE]), "maxeventsperpartition": "2"}, "somebody")
-    assert (options.source, options.partitions.events_max) == ((RANGE,), 2)
+    given = {"ranges": ranges_to_json([RANGE]), "maxeventsperpartition": "2", "failOnDataLoss": "false"}
+    options = parse_batch_options(given, "somebody")
+    assert (options.source, options.partitions.events_max, options.tasks.fail_on_data_loss) == ((RANGE,), 2, False)
 
 
 @pytest.mark.parametrize(
