@@ -175,7 +175,9 @@ def test_load_after_its_lease_reads_again(
         txn.take(max_events=1)
     with pytest.raises(PySparkException) as refused:
         events.collect()
-    assert format_error(refused).endswith("events that this read was planned for have been consumed; load again")
+    assert "events that this read was planned for are gone: consumed, purged or expired; load again" in format_error(
+        refused
+    )
 
 
 # Claimed ranges.
