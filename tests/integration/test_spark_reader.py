@@ -336,7 +336,7 @@ def test_ranges_after_acknowledging_are_gone(
     fill(channel, 10)
     with claim_ranges(client.endpoint, channel.name) as claimed:
         claimed.acknowledge()
-        with pytest.raises(PySparkException, match="have been consumed; load again"):
+        with pytest.raises(PySparkException, match="purged or expired; load again"):
             claimed.load(spark).collect()
 
 
