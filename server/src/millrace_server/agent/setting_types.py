@@ -95,7 +95,7 @@ def load_factory(path: str) -> Callable[..., Any]:
     try:
         factory = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything while it is imported
-        message = " ".join(str(error).split()) or "no more is said"
+        message = " ".join(str(error).split()) or "without a message"
         raise ValueError(
             f"is {shown_value(path)}, which cannot be imported ({type(error).__name__}: {message})"
         ) from None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from millrace.setting_problems import shown_value
+from millrace.units import counted
 from millrace_server.agent.interceptors.regexes import MATCH_TIMED_OUT, Regex
 from millrace_server.flow_tests.cases import Expectation, ExpectedEvent
 from millrace_server.flow_tests.trial import Outcome, Row
@@ -20,16 +21,16 @@ def differences(expect: Expectation, outcome: Outcome) -> Iterator[str]:
         if channel in expect.channels:
             yield from _of_channel(channel, expect.channels[channel], rows)
         if channel in expect.counts and expect.counts[channel] != len(rows):
-            yield f"channel {channel}: {_events(len(rows))}, expected {expect.counts[channel]}"
+            yield f"channel {channel}: {counted(len(rows), 'event')}, expected {expect.counts[channel]}"
         if channel not in expect.channels and channel not in expect.counts:
-            yield f"channel {channel}: {_events(len(rows))}, expected none; the first is {_shown_row(rows[0])}"
+            yield f"channel {channel}: {counted(len(rows), 'event')}, expected none; the first is {_shown_row(rows[0])}"
     if expect.dropped is not None and expect.dropped != outcome.dropped_count:
-        yield f"dropped: {_events(outcome.dropped_count)}, expected {expect.dropped}"
+        yield f"dropped: {counted(outcome.dropped_count, 'event')}, expected {expect.dropped}"
 
 
 def _of_channel(channel: str, expected: Sequence[ExpectedEvent], rows: Sequence[Row]) -> Iterator[str]:
     if len(expected) != len(rows):
-        yield f"channel {channel}: {_events(len(rows))}, expected {len(expected)}"
+        yield f"channel {channel}: {counted(len(rows), 'event')}, expected {len(expected)}"
     for index, (event, row) in enumerate(zip(expected, rows, strict=False)):
         yield from (f"channel {channel}, event {index}: {what}" for what in _of_event(event, row))
     for index, row in enumerate(rows[len(expected) :], len(expected)):
@@ -91,7 +92,3 @@ def _shown_expected(event: ExpectedEvent) -> str:
     if event.body_pattern is not None:
         parts.append(f"body matching {shown_value(event.body_pattern)}")
     return " ".join(parts) or "any event"
-
-
-def _events(count: int) -> str:
-    return f"{count} event" if count == 1 else f"{count} events"

@@ -83,7 +83,7 @@ class TransactionalProducer:
             )
             self._group = Consumer({**_for_group(properties), "group.id": self._id, "enable.auto.commit": False})
         except KafkaException as error:
-            raise ComponentError(f"the settings of the client are refused: {described(error)}") from None
+            raise ComponentError(f"librdkafka rejects the settings of the client: {described(error)}") from None
         self._metadata = self._group.consumer_group_metadata()
 
     def open(self) -> None:

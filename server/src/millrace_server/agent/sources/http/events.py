@@ -112,7 +112,7 @@ def _item(place: str, text: str, position: int) -> tuple[object, int]:
 
 def _after_space(text: str, position: int) -> int:
     match = _SPACE.match(text, position)
-    assert match is not None, "the pattern also matches no space"
+    assert match is not None, "the pattern matches any text"
     return match.end()
 
 

@@ -99,7 +99,7 @@ class PartitionConsumer:
         try:
             self._consumer = Consumer({**properties, "on_commit": self._on_commit, "error_cb": self._on_error})
         except KafkaException as error:
-            raise ComponentError(f"the settings of the client are refused: {described(error)}") from None
+            raise ComponentError(f"librdkafka rejects the settings of the client: {described(error)}") from None
 
     def open(self) -> None:
         """Connects, and joins the group or assigns the partitions. Raises ComponentError if that is not possible."""

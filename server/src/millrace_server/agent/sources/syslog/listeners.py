@@ -29,10 +29,10 @@ class Loss(Enum):
     """A kind of loss; the value is a sentence that says what was lost, and why."""
 
     DATAGRAMS = "datagrams came faster than they could be stored; raise udp_receive_buffer_bytes, or use TCP"
-    LONG_MESSAGES = "messages were longer than message_bytes_max, and long_messages says that these are dropped"
-    FRAMING = "a TCP stream did not have counted messages, which framing requires, and was closed"
-    CONNECTIONS = "TCP connections were above connections_max, and were closed"
-    UNSTORED = "messages had arrived, but could not be stored before the source had to stop"
+    LONG_MESSAGES = 'messages were longer than message_bytes_max, and were dropped because long_messages is "drop"'
+    FRAMING = 'a TCP stream was closed because a message had no length, which framing = "octet_counting" requires'
+    CONNECTIONS = "TCP connections were closed because there were more than connections_max"
+    UNSTORED = "messages were received, but could not be stored before the source had to stop"
 
     @property
     def is_of_messages(self) -> bool:
