@@ -76,8 +76,7 @@ async def test_parts_of_a_channel_that_another_server_owns_begin_with_the_takeov
     async with agent_on(registry, tmp_path) as agent:
         agent.start(flows_of({"app": source_of("orders")}, {"out": sink_of("orders")}))
         for component in agent.components:
-            await until(lambda one=component: one.is_waiting)  # type: ignore[misc] # bound at once
-            assert component.state is ComponentState.STANDING_BY
+            await until_state(agent.components, component.kind, component.name, ComponentState.STANDING_BY)
         registry._channels["orders"] = channel
         handle.mark_open(channel)
         await until(lambda: [sink.written for sink in made_sinks] == [[b"a"]])

@@ -241,10 +241,6 @@ class ChannelReader:
         """Shows in the sink's state why it makes no progress while it keeps trying; the next settle clears this."""
         self.component.mark_backing_off(reason)
 
-    def note_incident(self, incident: str, count: int = 1) -> None:
-        """Counts an incident; see `Component.incident_counts`."""
-        self.component.record_incident(incident, count)
-
     async def reject(self, delivery: Delivery, error: EventsRejectedError) -> None:
         """Handles a delivery with events that the sink can never accept. Raises ComponentError to repeat it later."""
         if delivery.count > 1:

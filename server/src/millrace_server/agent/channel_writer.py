@@ -99,10 +99,6 @@ class ChannelWriter:
         """Marks the source as stopped, with a reason; called right before its run ends."""
         self._component.mark_stopped(reason)
 
-    def report_problem(self, reason: str) -> None:
-        """Shows in the source's state why it makes no progress while it keeps trying; the next batch clears this."""
-        self._component.mark_backing_off(reason)
-
     def count_dropped(self, count: int) -> None:
         self._component.record_outcome(EventOutcome.DROPPED, count)
 

@@ -137,11 +137,6 @@ class Component:
     def record_incident(self, incident: str, count: int = 1) -> None:
         self.incident_counts[incident] += count
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it waits for its next attempt."""
-        return bool(self._retries)
-
     async def wait_for_retry(self, seconds: float) -> None:
         """Waits until its next attempt is due, or `retry` is called."""
         retry = asyncio.Event()
