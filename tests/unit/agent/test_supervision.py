@@ -72,6 +72,7 @@ async def test_supervise_where_another_server_owns_the_channel_stands_by(
     [
         (ChannelFullError("no space"), "CHANNEL_FULL: no space"),
         (FileNotFoundError(2, "No such file", "/log"), "[Errno 2] No such file: '/log'"),
+        (TimeoutError(), "TimeoutError"),
         (KeyError("x"), "KeyError: 'x'"),
     ],
 )

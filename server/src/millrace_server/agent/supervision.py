@@ -131,4 +131,4 @@ def describe(error: Exception) -> str:
     """Returns an error as a component's state shows it."""
     if isinstance(error, MillraceError):
         return f"{error.reason}: {error}"
-    return str(error)
+    return str(error) or type(error).__name__
