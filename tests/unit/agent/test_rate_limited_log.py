@@ -29,6 +29,17 @@ def test_log_of_the_same_kind_again_is_limited_and_counted() -> None:
     ]
 
 
+def test_flush_logs_what_is_suppressed_once() -> None:
+    """At its end, a source reports what it has not reported yet."""
+    limited = RateLimitedLog(structlog.stdlib.get_logger(), lambda: 0.0)
+    with capture_logs() as entries:
+        for count in (1, 2, 3):
+            limited.log(logging.WARNING, "events were dropped", "a", count, channel="a")
+        limited.flush()
+        limited.flush()
+    assert [(entry["events"], entry["channel"]) for entry in entries] == [(1, "a"), (5, "a")]
+
+
 def test_log_of_another_kind_is_logged_at_once() -> None:
     """One channel's failures do not hide another's."""
     limited = RateLimitedLog(structlog.stdlib.get_logger(), lambda: 0.0)
@@ -47,7 +58,7 @@ def test_log_of_very_many_kinds_remembers_a_bounded_number() -> None:
             limited.log(logging.ERROR, "events were dropped", str(number), 1)
             limited.log(logging.ERROR, "events were dropped", str(number), 1)
     assert len(limited._limits) <= 100
-    assert len(limited._suppressed_counts) <= 100
+    assert len(limited._suppressed) <= 100
 
 
 def test_admits_of_one_reason_for_long_is_true_once() -> None:

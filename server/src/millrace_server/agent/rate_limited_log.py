@@ -29,21 +29,29 @@ class RateLimitedLog:
         self._log = log
         self._clock = clock
         self._limits: dict[tuple[str, str], TokenBucket] = {}
-        self._suppressed_counts: dict[tuple[str, str], int] = {}
+        self._suppressed: dict[tuple[str, str], tuple[int, int, dict[str, str]]] = {}
+        """The level, the number of events and the fields of suppressed lines, by their kind."""
 
     def log(self, level: int, message: str, about: str, event_count: int, **fields: str) -> None:
         """Logs a message about events, or counts them for the next line with the same `message` and `about`."""
         kind = (message, about)
-        count = self._suppressed_counts.pop(kind, 0) + event_count
+        _, suppressed_count, _ = self._suppressed.pop(kind, (0, 0, {}))
+        count = suppressed_count + event_count
         if kind not in self._limits:
             if len(self._limits) >= _KINDS_MAX:
                 self._limits.clear()
-                self._suppressed_counts.clear()
+                self._suppressed.clear()
             self._limits[kind] = TokenBucket(1 / LINE_SECONDS, 1, self._clock)
         if self._limits[kind].try_take():
             self._log.log(level, message, events=count, **fields)
         else:
-            self._suppressed_counts[kind] = count
+            self._suppressed[kind] = level, count, fields
+
+    def flush(self) -> None:
+        """Logs the lines that are still suppressed."""
+        for (message, _), (level, count, fields) in self._suppressed.items():
+            self._log.log(level, message, events=count, **fields)
+        self._suppressed.clear()
 
 
 class FailureLog:

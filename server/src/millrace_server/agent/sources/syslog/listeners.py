@@ -1,10 +1,10 @@
 """TCP and UDP listeners, and the counters of their losses."""
 
 import asyncio
+import logging
 import socket
 import ssl
 import struct
-import time
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
@@ -13,14 +13,12 @@ from typing import NamedTuple
 
 import structlog
 
+from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.agent.sources.listening import bound_address
 from millrace_server.agent.sources.syslog.config import SyslogSourceConfig
 from millrace_server.agent.sources.syslog.framing import Frame, StreamFramer, frame_datagram
 from millrace_server.agent.sources.syslog.message_queue import MessageQueue, Origin
 from millrace_server.network.accepting import Acceptor, ConnectionSlot, ConnectionSlots, client_ip, detect_dead_peers
-
-LOG_SECONDS = 60.0
-"""The interval at which each kind of loss is logged after the first time, with the number of losses since then."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -47,11 +45,8 @@ class LossCounter:
         on_lost_messages: Called with the number of messages whenever some are lost.
     """
 
-    def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._source = source
-        self._clock = clock
-        self._logged_at: dict[Loss, float] = {}
-        self._logged: Counter[Loss] = Counter()
+    def __init__(self, source: str) -> None:
+        self._log = RateLimitedLog(_log.bind(source=source))
         self.counts: Counter[Loss] = Counter()
         self.on_lost_messages: Callable[[int], None] = lambda _count: None
 
@@ -59,22 +54,10 @@ class LossCounter:
         self.counts[loss] += count
         if loss.is_of_messages:
             self.on_lost_messages(count)
-        now = self._clock()
-        if loss not in self._logged_at or now - self._logged_at[loss] >= LOG_SECONDS:
-            self._log_losses(loss)
-            self._logged_at[loss] = now
+        self._log.log(logging.WARNING, "syslog messages were lost", loss.name, count, reason=loss.value)
 
     def log_remaining(self) -> None:
-        for loss in self.counts:
-            if self.counts[loss] > self._logged[loss]:
-                self._log_losses(loss)
-
-    def _log_losses(self, loss: Loss) -> None:
-        count = self.counts[loss] - self._logged[loss]
-        self._logged[loss] = self.counts[loss]
-        _log.warning(
-            "syslog messages were lost", source=self._source, count=count, total=self.counts[loss], reason=loss.value
-        )
+        self._log.flush()
 
 
 class ListenerContext(NamedTuple):
