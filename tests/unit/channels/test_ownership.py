@@ -12,7 +12,8 @@ import pytest
 from millrace_server.channels import ownership
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ReplicatedChannelConfig
-from millrace_server.channels.ownership import Ownership, Stage
+from millrace_server.channels.ownership import Ownership
+from millrace_server.channels.ownership_stages import Stage
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.channels.stream_store import OpenStream, StreamStores
 from millrace_server.errors import (

@@ -1,7 +1,6 @@
 """A replicated channel's way through this server: it stands by, takes the channel over, serves it, and leaves it."""
 
 import asyncio
-import enum
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from millrace_server.channels.config import ReplicatedChannelConfig, shown
 from millrace_server.channels.deletion import decide_deletion, finish_deletion
 from millrace_server.channels.engines import Engines, SharedEngine
 from millrace_server.channels.ownership_hooks import OwnershipHooks
+from millrace_server.channels.ownership_stages import MOVES, Stage
 from millrace_server.channels.stream_store import OpenStream, StreamEnd, TakeOver
 from millrace_server.errors import BadArgumentError, ChannelLogFailedError, DiskFullError, MillraceError, NotOwnerError
 from millrace_server.replication.chain import Chain
@@ -51,37 +51,6 @@ _PASSING = (
     ChannelLogFailedError,
 )
 """Errors of a takeover that another attempt, or another server, may not meet."""
-
-
-class Stage(enum.Enum):
-    """Moves; any other is illegal.
-
-    STANDING_BY -> TAKING_OVER   this server has got the lease
-    TAKING_OVER -> SERVING       the log is fenced and read back, the lease confirmed, and the channel open for calls
-    TAKING_OVER -> STANDING_BY   another server was faster, or the engine does not respond
-    TAKING_OVER -> FAILED        the log is damaged, needs a key that is missing, or the channel does not open
-    SERVING -> LEAVING           the server stops, or the channel moves to another one
-    SERVING -> LOSING            the lease is lost, another server has appended, or the log has failed
-    LEAVING -> STANDING_BY       a checkpoint is written, and the lease released
-    LOSING -> STANDING_BY        the log is closed
-    """
-
-    STANDING_BY = "standing by"
-    TAKING_OVER = "taking over"
-    SERVING = "serving"
-    LEAVING = "leaving"
-    LOSING = "losing"
-    FAILED = "failed"
-
-
-_MOVES = {
-    Stage.STANDING_BY: {Stage.TAKING_OVER},
-    Stage.TAKING_OVER: {Stage.SERVING, Stage.STANDING_BY, Stage.FAILED},
-    Stage.SERVING: {Stage.LEAVING, Stage.LOSING},
-    Stage.LEAVING: {Stage.STANDING_BY},
-    Stage.LOSING: {Stage.STANDING_BY},
-    Stage.FAILED: set[Stage](),
-}
 
 
 class _Departure(NamedTuple):
@@ -477,7 +446,7 @@ class Ownership:
         return True
 
     def _move(self, target: Stage) -> None:
-        assert target in _MOVES[self.stage], f"{self.stage} -> {target}"
+        assert target in MOVES[self.stage], f"{self.stage} -> {target}"
         self.stage = target
 
     @staticmethod

@@ -39,7 +39,6 @@ _CHECKSUM = struct.Struct("<I")
 _SEQUENCE = struct.Struct("<Q")
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
-
 NOWHERE = LogPosition(0, 0, 1)
 """The end of a log that holds nothing."""
 

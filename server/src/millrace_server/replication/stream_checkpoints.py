@@ -19,7 +19,6 @@ _CONTEXT = struct.Struct("<16sQQQ")
 # What a state is encoded with in place of a record's kind. No record has it, so neither decodes as the other.
 _STATE_KIND = 0
 
-
 _KEPT = 2
 """The newest checkpoint and the previous one."""
 
