@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from millrace_spark.reading.stream import Stream
 
 
+_RELEASE_SECONDS_MAX = 10.0
+"""How long the release of all claims may take when Spark ends the process."""
+
+
 def show_log_lines() -> None:
     """Writes the log of `millrace_spark` to standard error, unless logging is configured.
 
@@ -125,6 +129,10 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def release(number: int, _frame: FrameType | None) -> None:
             # Spark sends it twice; the second signal must not interrupt the releases.
             signal.signal(number, signal.SIG_IGN)
+            # If a release waits for a lock that the interrupted code holds, the system ends this process, and its
+            # claims end with their leases. It would renew them forever.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, _RELEASE_SECONDS_MAX)
             if self._stream is None:
                 # The stream is being opened; it releases its claims when that fails.
                 raise SystemExit(128 + number)

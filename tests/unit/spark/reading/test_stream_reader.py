@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 
@@ -51,6 +52,25 @@ def test_prepare_for_available_now_claims_nothing_yet(calls: list[str]) -> None:
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     reader.stop()
     assert calls == ["opened", "end fixed", "asked where it begins", "asked how far", "closed"]
+
+
+_STUCK = """
+import signal, sys, threading
+from millrace_spark.reading import stream_reader
+stream_reader._RELEASE_SECONDS_MAX = 0.1
+reader = stream_reader.MillraceStreamReader(None, None)
+reader._stream = object()
+reader.stop = threading.Lock().acquire
+reader.stop()
+reader._release_on_sigterm()
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_sigterm_ends_a_process_whose_release_never_ends() -> None:
+    """It would keep the channels claimed, although its query has ended."""
+    ended = subprocess.run([sys.executable, "-c", _STUCK], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGALRM
 
 
 _SCRIPT = """
