@@ -162,7 +162,8 @@ async def test_connections_that_are_cut_lose_nothing(shared_server: Millraced, o
     ):
         async for delivery in consumer:
             seen.update(delivery.bodies())
-            if chance.random() < 0.05 and cut_count < 10:
+            # Not near the end, where a broken stream may not be noticed before the consumer is closed.
+            if len(seen) < 4_000 and cut_count < 10 and chance.random() < 0.05:
                 cut_count += 1
                 for connection in tuple(proxy._connections):
                     connection.cancel()
