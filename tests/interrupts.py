@@ -1,5 +1,6 @@
 """Ctrl-C at any point of a call."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -17,6 +18,8 @@ def interrupt_at(step: int, call: Callable[[], object]) -> bool:
             sys.setprofile(None)
             raise KeyboardInterrupt
 
+    # An interrupt in what the garbage collector calls would only be reported as ignored.
+    gc.disable()
     sys.setprofile(interrupt)
     try:
         call()
@@ -24,4 +27,5 @@ def interrupt_at(step: int, call: Callable[[], object]) -> bool:
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
     return False
