@@ -26,7 +26,7 @@ class RetryAdvice(enum.Enum):
     RESTART = "restart"
     """The server must be restarted. Retry after that."""
     LOST = "lost"
-    """The transaction, claim, call or stream has ended or belongs to another client. Begin a new one."""
+    """The transaction, claim, call or stream has ended or belongs to another client. Start a new one."""
     UNKNOWN = "unknown"
     """The reason is new to this client, or the server has a bug. A retry may or may not help."""
 

@@ -67,7 +67,8 @@ class ErrorTranslator:
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return self.deadline("")
             case grpc.StatusCode.CANCELLED:
-                # The client's own cancellations say more. So gRPC ends calls that a stopping server has not begun.
+                # The client's own cancellations have a message of their own. gRPC uses this code also for calls that a
+                # stopping server has not started.
                 dropped = UnavailableError(
                     f"the server at {self.endpoint} dropped the call; is it shutting down?", code=code
                 )

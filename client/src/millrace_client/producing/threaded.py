@@ -114,7 +114,7 @@ class ThreadedEngine:
             self._is_closing = True
             self._accumulator.refuse(_closed())
             if self._thread is not None:
-                # An interrupted call of `open` has not waited for it.
+                # An interrupted `open` may have returned before the thread was ready.
                 self._started.wait(_seconds_to(deadline))
             running = self._running
         if running is None:

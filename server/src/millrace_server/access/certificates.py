@@ -48,7 +48,7 @@ def read_certificate(certificate: bytes) -> ClientCertificate:
         key = parsed.public_key()
         rsa_bits = key.key_size if isinstance(key, rsa.RSAPublicKey) else None
         return ClientCertificate(_name_in(parsed), parsed.not_valid_after_utc.timestamp(), rsa_bits)
-    except Exception:  # noqa: BLE001 - a certificate that cannot be read identifies nobody
+    except Exception:  # noqa: BLE001 - a certificate that cannot be read identifies no one
         return ClientCertificate()
 
 

@@ -14,7 +14,7 @@ batch stored in one channel might be repeated in another. So the commits have an
 all channels but one; then, once these are durable, the one with the events. A repeat goes only to a channel that has
 not accepted the batch. Let C be the channel with the events:
 
-- While any commit without events is missing, the commit in C has not begun, so nothing is stored anywhere, and any
+- While any commit without events is missing, the commit in C has not started, so nothing is stored anywhere, and any
   channel that has not accepted the batch may become its new C.
 - Once all of them are durable, only C remains: the batch goes to C, where its stamp prevents a second copy.
 - Once C has accepted it, all channels have, and no further commit stores anything.

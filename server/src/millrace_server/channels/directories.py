@@ -143,12 +143,12 @@ def open_directories(
             changed, unless the disk failed.
     """
     with ExitStack() as locks:
-        places, new = _create(name, data_dirs, checkpoint_dir, syncs or SharedSyncs())
+        places, created = _create(name, data_dirs, checkpoint_dir, syncs or SharedSyncs())
         for path in places:
             locks.callback(os.close, lock_directory(path))
         files = _read(name, places)
         # A process that was killed after a rename or a removal has not synced it; the steps below rely on that sync.
-        for path in (path for path in places if path not in new):
+        for path in (path for path in places if path not in created):
             with _converting_errors(path):
                 sync_directory(path)
         if any(file and (file.is_deleted or (forgets_moved and file.moved_to)) for file in files.values()):
@@ -175,16 +175,16 @@ def _create(
     name: str, data_dirs: Sequence[Path], checkpoint_dir: Path, syncs: SharedSyncs
 ) -> tuple[list[Path], set[Path]]:
     """Creates the directories; returns each once, the data directories first, and those that were missing."""
-    new = set()
+    created = set()
     for path in dict.fromkeys((*data_dirs, checkpoint_dir)):
         with _converting_errors(path):
             if _create_one(path, syncs):
-                new.add(path)
+                created.add(path)
     for one, other in itertools.combinations(data_dirs, 2):
         if one.samefile(other):
             raise DirectoryError(f"channel {name!r} has the same data directory twice: {one} and {other}")
     is_apart = checkpoint_dir not in data_dirs and not any(checkpoint_dir.samefile(path) for path in data_dirs)
-    return [*data_dirs, checkpoint_dir] if is_apart else list(data_dirs), new
+    return [*data_dirs, checkpoint_dir] if is_apart else list(data_dirs), created
 
 
 def _create_one(path: Path, syncs: SharedSyncs) -> bool:

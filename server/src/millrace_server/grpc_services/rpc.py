@@ -184,12 +184,12 @@ class Rpcs:
         parsed_from: Callable[[type[RequestT], bytes], tuple[Any, ...]],
         serve: Callable[..., Awaitable[Response]],
     ) -> Handler:
-        """Does the same; `parsed_from` returns the arguments of `serve`, the request first."""
+        """Handles one request with one response; `parsed_from` returns the arguments of `serve`, the request first."""
         enter, inflight = self._traced_entrance(kind), self._inflight
         durations, method = self._durations, _method_of(kind)
         succeeded = durations.of(method, "OK")
 
-        # For a small call, each further function is a noticeable part of the whole: so this one has in it what
+        # A small call is so short that each function call in it is noticeable. So this function does inline what
         # `_timed` and `InflightBytes.admit` do for streams.
         async def handle(raw: bytes, context: Context) -> bytes:
             started = monotonic()

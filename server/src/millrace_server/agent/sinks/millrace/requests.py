@@ -26,7 +26,7 @@ class Request(NamedTuple):
     encoded: bytes
     event_count: int
     has_condition: bool
-    """Whether it requires that another event has been stored before it."""
+    """Whether the server stores it only after another event."""
 
 
 class RequestEncoder:

@@ -74,7 +74,7 @@ class _Forwarder:
         self._router = writer.router
         self._clock = asyncio.get_running_loop().time
         self._tasks: set[asyncio.Task[None]] = set()
-        # The last commit of each caller that has not begun in all channels; the next one begins after it.
+        # The last commit of each caller, until it has started in all channels; the next one starts after it.
         self._beginnings: dict[asyncio.Task[None] | None, asyncio.Future[None]] = {}
         self._stamps: dict[str, dict[asyncio.Task[None], Stamp]] = {}  # Of commits in flight, by producer.
 
@@ -108,7 +108,7 @@ class _Forwarder:
             self._stamps.setdefault(commit.stamp.producer_id, {})[storing] = commit.stamp
         storing.add_done_callback(partial(self._end, commit, caller, begun))
         if not commit.txn_ids:
-            # A part of the commit that has not begun in the channels by then is not stored.
+            # Stores nothing more of the commit in channels where it has not started.
             commit.on_abandoned = storing.cancel
 
     def _overlapping(self, stamp: Stamp | None) -> list[asyncio.Task[None]]:
