@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import logging
 import os
 import signal
 import subprocess
@@ -33,6 +34,18 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell without job control makes background processes ignore Ctrl-C, and their children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_of_the_running_loop(record: logging.LogRecord) -> bool:
+    """Whether it is not gRPC's error for a call that ended after the event loop of a former test was closed.
+
+    All loops of a process share gRPC's queue of ended calls, so any test with a loop may get it.
+    """
+    error = record.exc_info and record.exc_info[1]
+    return not (str(error) == "Event loop is closed" and "PollerCompletionQueue" in record.getMessage())
+
+
+logging.getLogger("asyncio").addFilter(_is_of_the_running_loop)
 
 
 @pytest.hookimpl(optionalhook=True)

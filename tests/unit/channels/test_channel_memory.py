@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import tracemalloc
 from collections.abc import Iterator
 from typing import TypeVar
@@ -39,6 +40,11 @@ def traced() -> Iterator[None]:
 def traced_bytes() -> int:
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
+
+
+def least_growth(sizes: list[int]) -> int:
+    """The bytes that each round at least added: a leak grows in every one, other threads of the process do not."""
+    return min(later - earlier for earlier, later in itertools.pairwise(sizes))
 
 
 def living(kind: type[_T]) -> list[_T]:
@@ -97,9 +103,10 @@ async def test_transactions_that_ended_and_were_forgotten_leave_nothing(
         await channel.transactions.commit([await begin_with_takes(channel, 1)], None)
         # Cancelled timers are removed when the loop runs.
         await settle()
-        if number in {499, 1_499}:
+        if number % 250 == 249:
             sizes.append(traced_bytes())
-    assert sizes[1] - sizes[0] < 50_000
+    # The first rounds fill what is bounded.
+    assert least_growth(sizes[1:]) < 10_000
     assert live(Lease) < 1_000
 
 
@@ -110,7 +117,7 @@ async def test_calls_that_waited_and_were_cancelled_leave_nothing(traced: None) 
     await begin_with_takes(channel, 1)
     txn_id = begin(channel)
     sizes = []
-    for _ in range(3):
+    for _ in range(4):
         takes = [await started(channel.transactions.take(txn_id, TakeLimits(), 3600, None)) for _ in range(300)]
         appends = [await started(append(channel, b"x" * 1000)) for _ in range(300)]
         for call in takes:
@@ -121,7 +128,7 @@ async def test_calls_that_waited_and_were_cancelled_leave_nothing(traced: None) 
         del takes, appends
         assert (len(channel._contents.takers), len(channel._contents.capacity.waiters)) == (0, 0)
         sizes.append(traced_bytes())
-    assert sizes[2] - sizes[1] < 20_000
+    assert least_growth(sizes) < 20_000
     assert scheduled_timers() < 1_500
 
 
