@@ -15,7 +15,7 @@ TRACEPARENT = f"00-{7:032x}-{7:016x}-01"
 def test_batch_of_one_sender_is_a_child_of_its_span(channels: FakeChannels, producer_of: MakeProducer) -> None:
     """Its events carry the sender's context, and the span tells where they went."""
     with recording(event_context=True) as recorded:
-        producer = producer_of(channels)
+        producer = producer_of(channels, linger_seconds=60)
         with recorded.tracer.start_as_current_span("request"):
             producer.send(b"1")
             producer.send_many([b"2", b"3"])
