@@ -45,4 +45,4 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
 @pytest.fixture
 def client(connect: Connect, server: FakeServer) -> Any:
     """A client of the scripted server, in each variant."""
-    return connect(server.address, timeout_seconds=10.0)
+    return connect(server.address, timeout_seconds=60.0)

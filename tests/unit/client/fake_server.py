@@ -60,16 +60,20 @@ Step = Message | RefusalError | list[Any] | Callable[..., Any]
 class FakeServer:
     """Responds to each call with the next step of its method's script; the last step is repeated.
 
+    Args:
+        port: Where it listens; by default on a port that is free.
+        scripts: The only step of each method, for a server that gets calls as soon as it listens.
+
     Attributes:
         address: The address at which it listens.
         requests: The requests received, by method, in order; messages of a stream are listed one by one.
         deadlines: The seconds that were left to each call when it arrived, by method.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, **scripts: Step) -> None:
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.deadlines: dict[str, list[float]] = defaultdict(list)
-        self._scripts: dict[str, deque[Step]] = {}
+        self._scripts: dict[str, deque[Step]] = {method: deque([step]) for method, step in scripts.items()}
         self._pool = ThreadPoolExecutor(_THREADS)
         self._server = grpc.server(self._pool, options=[("grpc.max_receive_message_length", -1)])
         self._server.add_generic_rpc_handlers(tuple(map(self._handler, _SERVICES)))

@@ -13,6 +13,7 @@ from millrace.columns import columns_from_events
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import aio
+from tests.logged import messages_of
 from tests.unit.client.fake_server import FakeServer, RefusalError
 
 GRANT = pb.ClaimResponse(lease={"seconds": 30}, first_sequence=4, next_sequence=9, epoch=3, channel_id="c-1")
@@ -94,9 +95,9 @@ def test_claim_whose_lease_is_shorter_than_asked_says_so(
     server.script("Claim", GRANT, GRANT, GRANT)
     orders.claim("reader-1", lease_seconds=30.0)
     orders.claim("reader-1")
-    assert caplog.messages == []
+    assert messages_of("millrace_client", caplog) == []
     orders.claim("reader-1", lease_seconds=123456789).renew()
-    [sentence] = caplog.messages
+    [sentence] = messages_of("millrace_client", caplog)
     assert sentence == (
         "claim of reader-1 on orders: the server granted a lease of 30 s instead of the requested 123456789 s"
     )

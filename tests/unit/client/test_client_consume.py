@@ -355,8 +355,7 @@ async def test_first_delivery_whose_wait_is_cancelled_arrives_at_the_next_one() 
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await anext(deliveries)
-            server = servers.enter_context(closing(FakeServer(port)))
-            server.script("Consume", Deliverer(b"one"))
+            servers.enter_context(closing(FakeServer(port, Consume=Deliverer(b"one"))))
             arrived = await asyncio.wait_for(anext(deliveries), WAIT_SECONDS)
             await arrived.ack()
     assert arrived.bodies() == [b"one"]

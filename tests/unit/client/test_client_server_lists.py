@@ -31,7 +31,7 @@ def test_calls_whose_first_server_is_dead_go_to_the_next_and_to_the_owner(
     connect: Connect, servers: OwnedServers, dead: str
 ) -> None:
     """Calls on a channel, streams and calls that concern no channel; what was found is remembered."""
-    client = connect(",".join([dead, *servers.addresses]), timeout_seconds=10.0)
+    client = connect(",".join([dead, *servers.addresses]), timeout_seconds=60.0)
     orders = client.channel(CHANNEL)
     assert [orders.append([b"a"]).first_sequence for _ in range(2)] == [1, 2]
     assert servers.refusal_count(0) == 1
@@ -57,7 +57,7 @@ def test_first_stream_whose_first_server_is_dead_goes_to_the_next(
 def test_call_whose_own_server_dies_goes_on_at_another_of_the_list(connect: Connect, servers: OwnedServers) -> None:
     """Nobody has named that one: it is known from the list alone."""
     servers.own(0)
-    client = connect(",".join(servers.addresses), timeout_seconds=30.0)
+    client = connect(",".join(servers.addresses), timeout_seconds=60.0)
     orders = client.channel(CHANNEL)
     assert orders.append([b"a"]).first_sequence == 1
     servers.stop(0)

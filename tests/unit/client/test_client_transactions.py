@@ -10,6 +10,7 @@ import millrace_client as millrace
 import millrace_client.aio
 from millrace.columns import columns_from_events
 from millrace.v1 import channel_service_pb2 as pb
+from tests.logged import messages_of
 from tests.unit.client.fake_server import FakeServer, RefusalError, unavailable
 
 RECEIPT = pb.CommitResponse(first_sequence=1, last_sequence=2)
@@ -42,7 +43,7 @@ def test_transaction_whose_lease_is_shorter_than_asked_says_so(orders: Any, capl
     with orders.transaction(lease_seconds=3_601) as txn:
         pass
     sentence = f"transaction {txn.txn_id} on orders: the server granted a lease of 30 s instead of the requested 3601 s"
-    assert caplog.messages == [sentence]
+    assert messages_of("millrace_client", caplog) == [sentence]
 
 
 def test_transaction_commits_when_its_block_is_left(orders: Any, server: FakeServer) -> None:

@@ -33,10 +33,15 @@ def test_watch_that_is_disarmed_stays_quiet() -> None:
     """A response in time ends the wait; a later watch shows that the time has passed."""
     watchdog = Watchdog()
     quiet, later = threading.Event(), threading.Event()
-    watch = watchdog.watch(quiet.set)
-    watch.arm(0.01)
-    watch.disarm()
-    watchdog.watch(later.set).arm(0.05)
+    watch, last = watchdog.watch(quiet.set), watchdog.watch(later.set)
+
+    def arm_and_disarm() -> None:
+        # On the thread that would raise the alarm, so that it cannot do so in between.
+        watch.arm(0.01)
+        watch.disarm()
+        last.arm(0.05)
+
+    watchdog.watch(arm_and_disarm).arm(0.0)
     assert later.wait(WAIT_SECONDS)
     assert not quiet.is_set()
 

@@ -6,6 +6,7 @@ import millrace_client as millrace
 from millrace_client import MillraceError, SequenceGoneError, UnavailableError
 from millrace_spark import MillraceSparkError, OptionError
 from millrace_spark.servers import RetryPolicy, check_aliases, find_shards
+from tests.logged import messages_of
 from tests.unit.spark.fake_servers import FakeServers
 
 
@@ -37,7 +38,7 @@ def test_wait_grows_up_to_a_bound_and_ends(caplog: pytest.LogCaptureFixture) -> 
     assert time.pauses[:5] == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert max(time.pauses) == 2.0
     assert sum(time.pauses) == pytest.approx(10.0)
-    assert [record.getMessage() for record in caplog.records] == ["gone; trying again for up to 10 s"]
+    assert messages_of("millrace_spark", caplog) == ["gone; trying again for up to 10 s"]
 
 
 def test_reset_ends_the_series_of_failures() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -15,11 +15,12 @@ from millrace_client import ConsumerConfig
 from tests.client_variants import SyncWrapper
 from tests.unit.client.consuming.fakes import response_of
 from tests.unit.client.fake_server import FakeServer, unavailable
+from tests.waiting import until, wait_until
 
 WAIT_SECONDS = 60.0
 
 
-QUICK: dict[str, Any] = {"reconnect_seconds": 0.01, "retry_seconds": 0.01, "close_seconds": 5.0}
+QUICK: dict[str, Any] = {"reconnect_seconds": 0.01, "retry_seconds": 0.01, "close_seconds": WAIT_SECONDS}
 
 
 class Deliverer:
@@ -38,9 +39,18 @@ class Deliverer:
         self.stream_count = 0
         self.ended_well = 0
         self.news = threading.Condition()
-        self._waiting = list(bodies)
-        self._sequences = {body: number for number, body in enumerate(bodies, 1)}
+        self._waiting: list[bytes] = []
+        self._sequences: dict[bytes, int] = {}
         self._breaks_after = breaks_after
+        self.add(*bodies)
+
+    def add(self, *bodies: bytes) -> None:
+        """Appends events, which are delivered at once."""
+        with self.news:
+            for body in bodies:
+                self._sequences[body] = len(self._sequences) + 1
+                self._waiting.append(body)
+            self.news.notify_all()
 
     def __call__(self, requests: Iterator[pb.ConsumeRequest], context: Any) -> Iterator[pb.ConsumeResponse]:
         prefetch = next(requests).start.prefetch
@@ -120,6 +130,20 @@ class Variant:
             made = SyncConsumer(self._runner, millrace_client.aio.AsyncConsumer(servers, channels, limits))
         self._made.append(made)
         return made
+
+    def queue(self, consumer: Any, deliverer: "Deliverer", *bodies: bytes) -> None:
+        """Has a consumer queue deliveries of these bodies, so that a loop with a short idle time finds them all."""
+        # Reads from now on. Without events, this cannot return a delivery.
+        assert consumer.receive(0) is None
+        deliverer.add(*bodies)
+        self.wait_until(lambda: consumer.metrics().queued_deliveries == len(bodies))
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition holds, while the consumer reads."""
+        if self.name == "sync":
+            wait_until(condition, seconds_between=0.001)
+        else:
+            self._runner.run(until(condition))
 
     def handler(self, work: Any) -> Any:
         """A function as a handler of this variant; its delivery may be settled without awaiting."""

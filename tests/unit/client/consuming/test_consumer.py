@@ -19,8 +19,9 @@ from tests.unit.client.fake_server import FakeServer, RefusalError
 
 def test_loop_acknowledges_what_its_body_was_done_with(variant: Variant, server: FakeServer) -> None:
     """Each turn acknowledges the delivery before; the end of the loop by `idle_seconds` acknowledges the last."""
-    deliverer = deliver(server, b"a", b"b", b"c")
-    with variant.consumer(idle_seconds=0.3) as consumer:
+    deliverer = deliver(server)
+    with variant.consumer(idle_seconds=0.1) as consumer:
+        variant.queue(consumer, deliverer, b"a", b"b", b"c")
         bodies = [body for delivery in consumer for body in delivery.bodies()]
     assert bodies == [b"a", b"b", b"c"]
     assert deliverer.acked == [b"a", b"b", b"c"]
@@ -29,7 +30,9 @@ def test_loop_acknowledges_what_its_body_was_done_with(variant: Variant, server:
 
 def test_loop_that_ends_before_a_server_was_reached_raises_the_reason(variant: Variant) -> None:
     """Otherwise a program that reads until nothing is left would end as if it had read everything."""
-    consumer = variant.consumer("127.0.0.1:1", idle_seconds=0.3)
+    consumer = variant.consumer("127.0.0.1:1", idle_seconds=0.1)
+    assert consumer.receive(0) is None
+    variant.wait_until(lambda: consumer.metrics().lanes[0].error is not None)
     for _ in range(2):
         with pytest.raises(millrace.UnavailableError, match="at 127\\.0\\.0\\.1:1;"):
             list(consumer)
@@ -61,11 +64,14 @@ def test_loop_left_by_break_returns_the_delivery_unless_acknowledged(variant: Va
 
 def test_loop_without_automatic_acks_leaves_them_to_the_caller(variant: Variant, server: FakeServer) -> None:
     """Nothing is settled except by the caller."""
-    deliverer = deliver(server, b"a", b"b", b"c")
-    with variant.consumer(auto_ack=False, idle_seconds=0.3, close_seconds=0.3) as consumer:
+    deliverer = deliver(server)
+    with variant.consumer(auto_ack=False, idle_seconds=0.1, close_seconds=0.1) as consumer:
+        variant.queue(consumer, deliverer, b"a", b"b", b"c")
         kept = list(consumer)
         assert kept[1].ack()
         assert not kept[1].nack()
+        # The close takes all its time, since the others are not settled.
+        deliverer.wait_for(lambda it: it.acked)
     assert (deliverer.acked, deliverer.nacked) == ([b"b"], [])
     assert kept[0].is_lost
     assert not kept[0].ack()

@@ -9,6 +9,7 @@ from millrace_spark import MillraceSparkError
 from millrace_spark.errors import DataLossError, OptionError
 from millrace_spark.reading import stream as stream_module
 from millrace_spark.reading.offsets import OffsetJson
+from tests.logged import messages_of
 from tests.unit.spark.fake_servers import WAIT_SECONDS_MAX, FakeServers, wait_until
 from tests.unit.spark.reading.conftest import MakeStream, next_batch, ranges
 
@@ -265,7 +266,7 @@ def test_fixed_end_that_cannot_be_acknowledged_is_logged(
     fakes.away.add("b:1")
     with caplog.at_level(logging.WARNING, "millrace_spark"):
         assert stream.next_offset(end, is_limited=True) is end
-    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+    assert [message.partition(";")[0] for message in messages_of("millrace_spark", caplog)] == [
         "channel orders@b:1: did not acknowledge in time"
     ]
     assert (a.first, b.first) == (6, 1)
