@@ -14,17 +14,18 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from examples.jetstream_cluster import JetStreamCluster
 from tests.millraced import Millraced
 from tests.scheduling import SparkOnOneWorker, import_share, uses_shared_spark
 
-# The duration of one example says nothing on a busy machine; pytest's timeout bounds the test.
+# The duration of one example, or of its generation, says nothing on a busy machine; pytest's timeout bounds the test.
 # `make torture` tries many more examples.
 _DEFAULTS = settings.get_profile(settings.get_current_profile_name())
-settings.register_profile("millrace", parent=_DEFAULTS, deadline=None, max_examples=25)
-settings.register_profile("torture", parent=_DEFAULTS, deadline=None, max_examples=1_000)
+_SLOW = settings(parent=_DEFAULTS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("millrace", parent=_SLOW, max_examples=25)
+settings.register_profile("torture", parent=_SLOW, max_examples=1_000)
 settings.load_profile("millrace")
 
 # Tests start hundreds of processes; without kept bytecode each of them would compile all modules again.

@@ -216,7 +216,9 @@ EACH_SELECTOR = pytest.mark.parametrize(
 
 
 @EACH_SELECTOR
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], derandomize=True
+)
 @given(line_lengths=LINE_LENGTHS, steps=st.lists(STEPS, max_size=25))
 def test_offer_through_faults_and_crashes_stores_each_event_once(
     monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, line_lengths: list[int], steps: list[tuple[Any, ...]]
@@ -228,7 +230,7 @@ def test_offer_through_faults_and_crashes_stores_each_event_once(
 
 @pytest.mark.torture
 @EACH_SELECTOR
-@settings(max_examples=1_500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1_500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(line_lengths=LINE_LENGTHS, steps=st.lists(STEPS, max_size=60))
 def test_offer_through_long_histories_stores_each_event_once(
     monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, line_lengths: list[int], steps: list[tuple[Any, ...]]

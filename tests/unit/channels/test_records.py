@@ -168,7 +168,7 @@ def _sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("_sliced")
 @given(accepted=LEDGERS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_state_with_any_stamps_restores_them(accepted: list[tuple[str, tuple[int, int]]]) -> None:
     """All numbers and owners of all producers are restored, and the order of the producers' last activity."""
     ledger = ledger_of(accepted)

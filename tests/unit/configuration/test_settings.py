@@ -363,7 +363,7 @@ KEYS = st.sampled_from(
 TABLES = ["server", "channels.a", "channels.a.encryption", "channels.a.encryption.keys", '"\\n"', "channels"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from(TABLES), KEYS, TOML_VALUES), max_size=8))
 def test_load_of_random_tables_ends_in_settings_or_sentences(tmp_path: Path, lines: list[tuple[str, str, str]]) -> None:
     """Any file results in a configuration or printable sentences, never in another error."""

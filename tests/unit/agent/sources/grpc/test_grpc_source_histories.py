@@ -251,7 +251,9 @@ EACH_SELECTOR = pytest.mark.parametrize("selector", SELECTORS, ids=["multiplexin
 
 
 @EACH_SELECTOR
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], derandomize=True
+)
 @given(steps=st.lists(STEPS, max_size=25))
 def test_append_through_faults_and_crashes_stores_each_event_once(
     monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, steps: list[tuple[Any, ...]]
@@ -263,7 +265,7 @@ def test_append_through_faults_and_crashes_stores_each_event_once(
 
 @pytest.mark.torture
 @EACH_SELECTOR
-@settings(max_examples=1_500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1_500, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(STEPS, max_size=60))
 def test_append_through_long_histories_stores_each_event_once(
     monkeypatch: pytest.MonkeyPatch, selector: SelectorConfig, steps: list[tuple[Any, ...]]
