@@ -33,6 +33,7 @@ from millrace_server.wal.writer_threads import WriterThreads
 from tests.channel_events import RESPONSE_BYTES_MAX, numbered, times_of
 from tests.log_histories import make_small
 from tests.simulated_disk import SimulatedDisk
+from tests.virtual_clock import at_once
 
 DATA = Path("data")
 TWO_DIRECTORIES = (Path("left"), Path("right"))
@@ -112,10 +113,6 @@ class TurnWriter(InTurns, LogWriter):
         """Does nothing, since there is no thread."""
 
 
-async def _at_once(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    return function(*arguments, **options)
-
-
 def make_simple(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes logs small, and runs everything on the event loop's thread."""
     make_small(monkeypatch)
@@ -123,7 +120,7 @@ def make_simple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "KEPT_BYTES", 600)
     monkeypatch.setattr(checkpointing, "FULL_DISK_KEPT_BYTES", 300)
     monkeypatch.setattr(log, "LogWriter", TurnWriter)
-    monkeypatch.setattr(asyncio, "to_thread", _at_once)
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
     # It reads the machine's own disk.
     monkeypatch.setattr(file_store, "read_versions", lambda *_: FileVersions(0, 0))
     # The log entries of thousands of openings would fill the report of a failed test.

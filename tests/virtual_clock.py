@@ -77,6 +77,11 @@ async def settle() -> None:
     await _loop().settle()
 
 
+async def at_once(function: Callable[..., ResponseT], *arguments: Any, **options: Any) -> ResponseT:
+    """Replaces `asyncio.to_thread`; calls the function on the loop's thread."""
+    return function(*arguments, **options)
+
+
 class Call(Generic[ResponseT]):
     """A call that runs concurrently with the test."""
 

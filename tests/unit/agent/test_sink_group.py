@@ -18,9 +18,18 @@ from millrace_server.channels.channel import Channel
 from millrace_server.channels.registry import ChannelRegistry
 from tests.agent_components import registry_with
 from tests.channel_events import append, bodies_of, check_accounts, queued
+from tests.virtual_clock import at_once
 from tests.waiting import until
 
+HAS_VIRTUAL_CLOCK = True
+
 QUICK_SECONDS = 0.03
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sinks are created on the loop's thread, since the virtual clock advances while another thread works."""
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
 
 
 class Written:
