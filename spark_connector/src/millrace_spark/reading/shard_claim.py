@@ -193,8 +193,10 @@ class ShardClaim:
 
     def _publish(self, view: ShardView) -> None:
         with self._changed:
-            self.view = view
-            self._changed.notify_all()
+            # The release ends a call that waits for events, and the stream must not take that for a lost claim.
+            if not self._is_released:
+                self.view = view
+                self._changed.notify_all()
 
 
 def ends_claim(error: millrace.MillraceError) -> bool:

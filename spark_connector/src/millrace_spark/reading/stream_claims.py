@@ -48,6 +48,7 @@ class StreamClaims:
         self._body_bytes: dict[Shard, float] = {}
         self._failing_since: dict[Shard, float] = {}
         self._refusals: dict[Shard, str] = {}
+        self._releasing = threading.Lock()
         self._is_released = threading.Event()
         self._discovery: threading.Thread | None = None
         self._clients = {
@@ -153,20 +154,25 @@ class StreamClaims:
         self._start_discovery()
 
     def release(self) -> None:
-        """Ends all claims whose servers respond in time; may be repeated."""
-        self._is_released.set()
-        with self.changed:
-            claims = list(self._claims.values())
-            self._claims.clear()
-        if claims:
-            releasing = ThreadPoolExecutor(min(len(claims), _THREADS_MAX), thread_name_prefix="millrace-release")
-            wait([releasing.submit(claim.release) for claim in claims], _RELEASE_SECONDS_MAX)
-            releasing.shutdown(wait=False, cancel_futures=True)
-        if self._discovery is not None:
-            # It may be about to receive a claim, and needs the connection to release it.
-            self._discovery.join(_RELEASE_SECONDS_MAX)
-        for client in self._clients.values():
-            client.close()
+        """Ends all claims whose servers respond in time. Another call waits for the first.
+
+        The views remain, so that a thread which is planning meanwhile does not take the channels for deleted ones.
+        """
+        with self._releasing:
+            if self._is_released.is_set():
+                return
+            self._is_released.set()
+            with self.changed:
+                claims = list(self._claims.values())
+            if claims:
+                releasing = ThreadPoolExecutor(min(len(claims), _THREADS_MAX), thread_name_prefix="millrace-release")
+                wait([releasing.submit(claim.release) for claim in claims], _RELEASE_SECONDS_MAX)
+                releasing.shutdown(wait=False, cancel_futures=True)
+            if self._discovery is not None:
+                # It may be about to receive a claim, and needs the connection to release it.
+                self._discovery.join(_RELEASE_SECONDS_MAX)
+            for client in self._clients.values():
+                client.close()
 
     def _query(self, questions: Mapping[Shard, Callable[[Shard], Response]]) -> dict[Shard, Response]:
         """Calls all servers in parallel; returns the responses that arrive in time.

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -107,7 +108,6 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._stream is not None:
             self._stream.close()
-            self._stream = None
 
     def _opened(self) -> "Stream":
         if self._stream is None:
@@ -121,26 +121,37 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream
 
     def _release_on_sigterm(self) -> None:
-        """Releases the claims on SIGTERM, by which Spark ends this process when a query stops, instead of `stop`."""
+        """Releases the claims on SIGTERM, by which Spark ends this process when a query stops, instead of `stop`.
+
+        The signal interrupts the main thread, which may hold a lock that the release needs. So the handler returns, and
+        another thread releases the claims.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
-        former = signal.getsignal(signal.SIGTERM)
+        signals: SimpleQueue[int] = SimpleQueue()
 
-        def release(number: int, _frame: FrameType | None) -> None:
-            # Spark sends it twice; the second signal must not interrupt the releases.
+        def handle(number: int, _frame: FrameType | None) -> None:
+            # Spark sends it twice.
             signal.signal(number, signal.SIG_IGN)
-            # If a release waits for a lock that the interrupted code holds, the system ends this process, and its
-            # claims end with their leases. It would renew them forever.
+            # If the release never ends, the system ends this process, and its claims end with their leases. It would
+            # renew them forever.
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, _RELEASE_SECONDS_MAX)
             if self._stream is None:
                 # The stream is being opened; it releases its claims when that fails.
                 raise SystemExit(128 + number)
-            self.stop()
-            signal.signal(number, former)
-            os.kill(os.getpid(), number)
+            signals.put(number)
 
-        signal.signal(signal.SIGTERM, release)
+        threading.Thread(target=self._end_on, args=(signals,), name="millrace-end", daemon=True).start()
+        signal.signal(signal.SIGTERM, handle)
+
+    def _end_on(self, signals: "SimpleQueue[int]") -> None:
+        """Releases the claims and ends the process once there is a signal."""
+        number = signals.get()
+        try:
+            self.stop()
+        finally:
+            os._exit(128 + number)
 
 
 class InvalidStreamReader(MillraceStreamReader):

@@ -1,6 +1,7 @@
 """The claims of a stream, and channels and servers that come and go under it."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -173,6 +174,20 @@ def test_close_frees_all_channels(fakes: FakeServers, make_stream: MakeStream) -
     with pytest.raises(MillraceSparkError, match="channel orders at b:1: reader 'another' has claimed the channel"):
         make_stream()
     assert a.reader_id is None
+
+
+def test_close_under_a_thread_that_plans_looks_like_no_loss(fakes: FakeServers, make_stream: MakeStream) -> None:
+    """The end of its claim does not end the wait for events, and the channel is not claimed again."""
+    a = fakes.make("a:1", event_count=1)
+    stream = make_stream(endpoints="a:1", failOnDataLoss="true")
+    first = next_batch(stream, stream.initial_offset())
+    epoch = a.epoch
+    with ThreadPoolExecutor(1) as planning:
+        waiting = planning.submit(stream.next_offset, first, is_limited=True)
+        stream.close()
+        assert waiting.result(WAIT_SECONDS_MAX) is first
+    assert stream.next_offset(first, is_limited=True) is first
+    assert (a.reader_id, a.epoch) == (None, epoch)
 
 
 def test_idle_claims_are_renewed(fakes: FakeServers, make_stream: MakeStream) -> None:

@@ -54,23 +54,39 @@ def test_prepare_for_available_now_claims_nothing_yet(calls: list[str]) -> None:
     assert calls == ["opened", "end fixed", "asked where it begins", "asked how far", "closed"]
 
 
-_STUCK = """
-import signal, sys, threading
+_INTERRUPTED = """
+import signal, threading
 from millrace_spark.reading import stream_reader
-stream_reader._RELEASE_SECONDS_MAX = 0.1
+stream_reader._RELEASE_SECONDS_MAX = {seconds_max}
+needed = threading.Lock()
+class Stream:
+    def close(self):
+        with needed:
+            print("released", flush=True)
 reader = stream_reader.MillraceStreamReader(None, None)
-reader._stream = object()
-reader.stop = threading.Lock().acquire
-reader.stop()
+reader._stream = Stream()
 reader._release_on_sigterm()
-signal.raise_signal(signal.SIGTERM)
+with needed:
+    signal.raise_signal(signal.SIGTERM)
+    {then}
+threading.Event().wait()
 """
 
 
-def test_sigterm_ends_a_process_whose_release_never_ends() -> None:
-    """It would keep the channels claimed, although its query has ended."""
-    ended = subprocess.run([sys.executable, "-c", _STUCK], check=False, timeout=60)
-    assert ended.returncode == -signal.SIGALRM
+@pytest.mark.parametrize(
+    ("seconds_max", "then", "exit_code", "printed"),
+    [
+        pytest.param(60.0, "signal.raise_signal(signal.SIGTERM)", 128 + signal.SIGTERM, "released\n", id="briefly"),
+        pytest.param(0.1, "threading.Event().wait()", -signal.SIGALRM, "", id="forever"),
+    ],
+)
+def test_sigterm_while_the_main_thread_holds_a_lock_ends_the_process(
+    seconds_max: float, then: str, exit_code: int, printed: str
+) -> None:
+    """The claims are released once the lock is free. If it never is, nothing renews them any longer."""
+    program = _INTERRUPTED.format(seconds_max=seconds_max, then=then)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (exit_code, printed, "")
 
 
 _SCRIPT = """
