@@ -45,8 +45,13 @@ _WAIT_SECONDS = 60.0
 
 
 def file_limits(**limits: Any) -> FileChannelConfig:
-    """A configuration without reserved space and waits; segments may be smaller than users can configure."""
-    config = FileChannelConfig(type="file", min_free_bytes=0, byte_capacity_buffer_percentage=0)
+    """A configuration without reserved space, waits and periodic checkpoints.
+
+    Segments may be smaller than users can configure.
+    """
+    config = FileChannelConfig(
+        type="file", min_free_bytes=0, byte_capacity_buffer_percentage=0, checkpoint_interval_seconds=3_600.0
+    )
     return config.model_copy(update={"keep_alive_seconds": 0.0, **limits})
 
 
@@ -62,13 +67,14 @@ class Gate:
 
     def _hold(self, kind: str, _name: str) -> None:
         is_of_log = threading.current_thread().name.startswith(("log-writer", "channel-opener"))
-        if kind == self._kind and is_of_log and not self._may_go.is_set():
+        may_go = self._may_go
+        if kind == self._kind and is_of_log and not may_go.is_set():
             self._held.release()
-            assert self._may_go.wait(_WAIT_SECONDS)
+            assert may_go.wait(_WAIT_SECONDS)
 
     def close(self) -> None:
-        """Blocks calls from now on."""
-        self._may_go.clear()
+        """Blocks calls from now on; those that were held before go on, even if they have not noticed yet."""
+        self._may_go = threading.Event()
 
     def open(self) -> None:
         """Unblocks all calls."""

@@ -1,6 +1,5 @@
 """An append in parts, as needed to append to several channels."""
 
-import asyncio
 import errno
 
 import pytest
@@ -132,5 +131,6 @@ async def test_settled_of_a_channel_in_memory_is_at_once() -> None:
     """An append in memory is stored when it begins."""
     channel = open_channel()
     await append(channel, b"a")
-    await asyncio.wait_for(channel.appends.wait_until_durable(), 1)
+    [settling] = await called(channel.appends.wait_until_durable())
+    assert settling.done()
     assert queued(channel) == [b"a"]

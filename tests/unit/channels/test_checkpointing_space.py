@@ -61,8 +61,11 @@ async def test_checkpoints_on_a_disk_without_space_free_at_once_what_was_consume
         await until(lambda: opened.log.segment_count == 1)
 
 
-async def test_checkpoints_on_a_disk_without_space_that_fail_are_not_tried_again_at_once(disk: SimulatedDisk) -> None:
-    """Retries do not use the processor without end; a second later there may be space."""
+async def test_checkpoints_on_a_disk_without_space_that_fail_are_not_tried_again_at_once(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retries do not use the processor without end; after a while there may be space."""
+    monkeypatch.setattr(checkpointing, "DISK_RETRY_DELAY_SECONDS", 900.0)
     async with file_channel(disk, segment_bytes_max=500, checkpoint_interval_seconds=1000.0) as opened:
         await fill_and_drain(opened)
         await refuse_for_space(opened)
@@ -71,7 +74,7 @@ async def test_checkpoints_on_a_disk_without_space_that_fail_are_not_tried_again
         tried = [call.kind for call in disk.calls].count("create")
         await opened.checkpointing._make_due()
         assert [call.kind for call in disk.calls].count("create") == tried
-        assert opened.checkpointing._seconds_to_next() == 1.0
+        assert opened.checkpointing._seconds_to_next() == 900.0
         disk.heal()
         opened.checkpointing._frees_again_at = 0.0
         await opened.checkpointing._make_due()

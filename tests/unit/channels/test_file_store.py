@@ -253,7 +253,8 @@ async def test_open_of_a_damaged_log_leaves_the_directory_free(stores: Stores) -
     await append(channel, b"x" * 1000)
     await append(channel, b"y")
     await stores.close(store)
-    (stores.base / "orders" / "checkpoint").unlink()
+    for path in (stores.base / "orders").glob("checkpoint*"):
+        path.unlink()
     segment = stores.base / "orders" / "segment-000000000001.log"
     content = bytearray(segment.read_bytes())
     content[content.index(b"x" * 1000)] ^= 1

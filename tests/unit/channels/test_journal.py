@@ -299,8 +299,9 @@ async def test_claim_whose_lease_runs_out_while_the_disk_stalls_ends_at_once(dis
     """The expiry of a lease does not wait for the record of its end."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
-        await channel.claim("r", 0.01, takeover=False)
+        claim = await channel.claim("r", None, takeover=False)
         gate.close()
+        channel.claims.renew("r", claim.epoch, 0.01)
         await gate.reached()
         assert channel.claims.claim is None
         gate.open()

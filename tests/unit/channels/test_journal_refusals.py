@@ -20,6 +20,7 @@ from tests.channel_events import (
     stored,
     take,
 )
+from tests.fake_clock import FakeClock
 from tests.file_channels import Gate, called, durable_state_on, file_channel, file_limits, held_append, refusal, turn
 from tests.simulated_disk import SimulatedDisk
 from tests.waiting import until
@@ -391,16 +392,20 @@ async def test_disk_that_does_not_respond_is_reported_until_it_does(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commits wait and finally succeed; both moments are reported once."""
+    clock = FakeClock()
+    monkeypatch.setattr(journal, "monotonic", clock)
     monkeypatch.setattr(journal, "STALL_SECONDS", 0.05)
     monkeypatch.setattr(journal, "_STALL_CHECK_SECONDS_MIN", 0.01)
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")
+        clock.now += 1
         await asyncio.sleep(0.1)
         assert (opened.journal.is_stalled, opened.faults) == (False, [])
         gate = Gate(disk)
         held = await held_append(gate, opened.channel, b"b")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
         assert not opened.journal.is_stalled
+        clock.now += 1
         await until(lambda: opened.journal.is_stalled)
         await asyncio.sleep(0.05)
         assert opened.faults == ["the disk does not respond; commits wait for it"]

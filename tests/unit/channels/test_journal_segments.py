@@ -140,36 +140,41 @@ async def test_put_that_begins_a_segment_without_space_is_refused(disk: Simulate
 
 async def test_commits_with_syncs_at_intervals_are_synced_in_time(disk: SimulatedDisk) -> None:
     """They are acknowledged when written; one sync follows within the interval, and none where nothing was written."""
-    async with file_channel(disk, fsync="interval", fsync_interval_seconds=0.05) as opened:
-        channel = opened.channel
+    async with file_channel(disk, fsync="interval", fsync_interval_seconds=3_600.0) as opened:
+        channel, loop = opened.channel, asyncio.get_running_loop()
 
         def syncs() -> int:
             return sum(call.kind == "sync" for call in disk.calls)
 
-        before = syncs()
-        started = asyncio.get_running_loop().time()
+        before, started = syncs(), loop.time()
         for number in range(5):
             await append(channel, b"%d" % number)
         await channel.claim("r", None, takeover=False)
         assert syncs() == before
+        timer = opened.journal._sync_timer
+        assert timer is not None
+        assert started + 3_600 <= timer.when() <= loop.time() + 3_600
+        timer.cancel()
+        opened.journal._sync()
         await until(lambda: syncs() > before)
-        assert asyncio.get_running_loop().time() - started >= 0.05
-        await asyncio.sleep(0.12)
-        assert syncs() == before + 1
         assert await durable_state_on(disk.crashed(1)) == opened.durable_state()
+        channel.enforce(opened.config.model_copy(update={"fsync_interval_seconds": 0.01}))
         await append(channel, b"more")
         await until(lambda: syncs() == before + 2)
+        await asyncio.sleep(0.05)
+        assert syncs() == before + 2
 
 
 async def test_commits_with_syncs_at_intervals_do_not_hold_back_what_needs_one(disk: SimulatedDisk) -> None:
     """A snapshot needs a sync of its own; a log that fails meanwhile is not synced any more."""
-    async with file_channel(disk, fsync="interval", fsync_interval_seconds=0.05) as opened:
+    async with file_channel(disk, fsync="interval", fsync_interval_seconds=3_600.0) as opened:
         await append(opened.channel, b"a")
         snapshot = await opened.journal.snapshot()
         assert bodies_of(snapshot.batches) == [b"a"]
         assert [one for one, _ in (await durable_state_on(disk.crashed(1))).events] == [1]
         disk.fail("sync", 1, errno.EIO)
         await append(opened.channel, b"b")
+        opened.journal._sync()
         await until(lambda: bool(opened.faults))
         before = opened.journal.change_count
         opened.journal._sync()
