@@ -1,8 +1,11 @@
 """Spark for tests: small, local, and quick to start."""
 
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
 
 from pyspark.sql import SparkSession
 
@@ -34,6 +37,17 @@ def spark_session(
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = python
     spark = SparkSession.builder.master(master).appName("millrace-tests").config(map={**LOCAL_CONFIG, **config})
-    session = spark.getOrCreate()
+    with patch("pyspark.java_gateway.Popen", _started_apart):
+        session = spark.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
     return session
+
+
+def _started_apart(command: Sequence[str], *, preexec_fn: object, **options: Any) -> subprocess.Popen[bytes]:
+    """Starts Java out of reach of Ctrl-C, as PySpark does, but without `preexec_fn`.
+
+    For that Python forks, and one in twenty children crashes before it becomes Java if threads of this process are
+    inside gRPC.
+    """
+    assert preexec_fn
+    return subprocess.Popen(command, start_new_session=True, **options)
