@@ -91,20 +91,27 @@ class Prometheus:
         self._targets.append({"targets": [address], "labels": {"instance": instance, "__scheme__": scheme}})
         self._write_targets()
 
-    def query(self, expression: str) -> list[Sample]:
-        """The present values of an expression of PromQL; an error fails the test."""
-        response = self._get("query", query=expression)
+    def query(self, expression: str, at: float | None = None) -> list[Sample]:
+        """The values of an expression of PromQL, at present or at a time; an error fails the test."""
+        response = self._get("query", query=expression, **({} if at is None else {"time": str(at)}))
         return [Sample(one["metric"], float(one["value"][1])) for one in response["result"]]
 
     def wait_for_values(self, expression: str) -> list[Sample]:
         """Queries until there is a value."""
         return self._wait_for(lambda: self.query(expression), expression)
 
-    def wait_for_scrape(self) -> None:
-        """Waits until all that is queried was read after this call."""
+    def wait_for_scrape(self) -> float:
+        """Waits until all servers were read after this call; returns the time of the last of them.
+
+        At that time there are values even if a later scrape takes too long, after which there are none.
+        """
         called_at = time.time()
-        oldest = "min(timestamp(millrace_server_info))"
-        self._wait_for(lambda: any(one.value > called_at for one in self.query(oldest)), "scrape")
+
+        def last() -> float | None:
+            times = [one.value for one in self.query("timestamp(millrace_server_info)")]
+            return max(times) if times and min(times) > called_at else None
+
+        return self._wait_for(last, "scrape")
 
     def wait_for_alert(self, name: str, **labels: str) -> Alert:
         """Waits until an alert with this name and these labels fires."""
