@@ -17,6 +17,7 @@ import millrace_client
 import millrace_client.aio
 from millrace_client import ComponentInfo, ComponentKind, ComponentState
 from tests.conftest import StartMillraced
+from tests.free_ports import free_port
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced
 from tests.process_figures import cpu_seconds
@@ -167,9 +168,7 @@ def test_watch_components_follows_their_states(start_millraced: StartMillraced, 
 
 def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start_millraced: StartMillraced) -> None:
     """Each way to fail is logged once, however often the sink retries, and the end is logged."""
-    collector = start_millraced('[channels.in]\ntype = "file"\n')
-    address = collector.grpc
-    collector.kill()
+    address = f"127.0.0.1:{free_port()}"
     server = start_millraced(f"""
         [channels.orders]
         type = "memory"
@@ -183,7 +182,7 @@ def test_log_of_an_unreachable_target_has_one_line_and_one_when_it_is_back(start
     with millrace_client.connect(server.grpc) as client:
         client.channel("orders").append([b"a"])
     wait_until(lambda: components_of(server)["sinks/collector"].counters.failure_count >= 3)
-    collector = start_millraced('[channels.in]\ntype = "file"\n', collector.data_dir, ("--listen", address))
+    collector = start_millraced('[channels.in]\ntype = "file"\n', arguments=("--listen", address))
     server.wait_for("works again", 60.0)
     reasons = [event["reason"] for event in events_of(server, "backs off")]
     assert 1 <= len(reasons) == len(set(reasons))

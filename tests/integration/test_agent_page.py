@@ -1,7 +1,6 @@
 """The examples of docs/agent.md, executed."""
 
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
@@ -9,15 +8,11 @@ import pytest
 
 from tests.conftest import StartMillraced
 from tests.fenced_blocks import blocks_of
+from tests.free_ports import free_port
 from tests.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "agent.md"
 DOCUMENTED_ADDRESS = "127.0.0.1:8080"
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 def test_blocks_of_each_kind_on_the_page_are_found() -> None:
@@ -34,7 +29,7 @@ def test_parts_of_ones_own_on_the_page_do_what_they_say(
     [module], [config], [post] = (blocks_of(PAGE, kind) for kind in ("own_parts.py", "own", "post"))
     (tmp_path / "own_parts.py").write_text(module, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    address = free_address()
+    address = f"127.0.0.1:{free_port()}"
     written = tmp_path / "payments.txt"
     server = start_millraced(config.replace(DOCUMENTED_ADDRESS, address).replace("payments.txt", str(written)))
     server.wait_for("listening")

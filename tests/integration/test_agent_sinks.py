@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import socket
 import time
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 
 from millrace_client import Client, ComponentState, Event, connect
 from tests.conftest import StartMillraced
-from tests.http_receiver import receiving, response
+from tests.free_ports import free_port
+from tests.http_receiver import Received, receiving, response
 from tests.millraced import Millraced
 from tests.waiting import wait_until
 
@@ -71,12 +71,15 @@ async def test_http_sink_of_a_daemon_goes_through_refusals_and_sets_aside_what_i
 ) -> None:
     """The sink obeys Retry-After, sends nothing twice without need, and its state says why it waits."""
     async with receiving() as receiver:
-        receiver.responses = [response(503, "Retry-After: 1", body=b"later")]
-        receiver.before_response = lambda request: (
-            receiver.responses.append(response(422, body=b"no 3"))
-            if receiver.requests[1:] and "3" in [event["body"] for event in json.loads(request.body)]
-            else None
-        )
+        has_shown_why = False
+
+        def choose_response(request: Received) -> None:
+            if not has_shown_why:
+                receiver.responses.append(response(503, "Retry-After: 1", body=b"later"))
+            elif "3" in [event["body"] for event in json.loads(request.body)]:
+                receiver.responses.append(response(422, body=b"no 3"))
+
+        receiver.before_response = choose_response
         config = f"""
             {CHANNELS}
             [sinks.web]
@@ -98,6 +101,7 @@ async def test_http_sink_of_a_daemon_goes_through_refusals_and_sets_aside_what_i
                 )
 
             await asyncio.to_thread(wait_until, is_backing_off)
+        has_shown_why = True
         await asyncio.to_thread(_wait_empty, server)
         assert time.monotonic() - began >= 1.0
         assert len({request.headers["idempotency-key"] for request in receiver.requests[:2]}) == 1
@@ -113,8 +117,7 @@ def test_http_sink_to_a_source_that_is_killed_again_and_again_brings_each_event_
 ) -> None:
     """Responses are lost, the sink repeats its requests, and the source recognizes them by their keys."""
     chance = random.Random(SEED)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     receiving_config = f"""
         {CHANNELS}
         [sources.web]

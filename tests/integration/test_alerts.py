@@ -12,6 +12,7 @@ import pytest
 import millrace_client as millrace
 from millrace_client import Client
 from tests.certificates import Authority
+from tests.free_ports import free_port
 from tests.millrace_program import run_millrace
 from tests.millraced import Millraced, run_millraced
 from tests.prometheus import Prometheus
@@ -84,14 +85,15 @@ def _start(folder: Path, name: str, toml: str, http: str = "127.0.0.1:0") -> Mil
 
 
 def _start_damaged(folder: Path) -> Millraced:
-    server = _start(folder, "mill-3", _DAMAGED_TOML)
+    http = f"127.0.0.1:{free_port()}"
+    server = _start(folder, "mill-3", _DAMAGED_TOML, http)
     with millrace.connect(server.grpc) as client:
         for body in (b"first", b"second", b"third"):
             client.channel("orders").append([body])
     server.kill()
     [segment] = _channel_directory(server).glob("segment-*.log")
     segment.write_bytes(segment.read_bytes().replace(b"second", b"SECOND"))
-    return _start(folder, "mill-3", _DAMAGED_TOML)
+    return _start(folder, "mill-3", _DAMAGED_TOML, http)
 
 
 def _channel_directory(server: Millraced) -> Path:

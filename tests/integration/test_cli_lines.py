@@ -2,7 +2,6 @@ import itertools
 import json
 import shlex
 import signal
-import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 import millrace_client
 from millrace_client import ChannelConfig, ChannelType, Client
+from tests.free_ports import free_port
 from tests.millrace_program import END_SECONDS_MAX, run_millrace, started_millrace, stream_of, wait_for
 from tests.millraced import Millraced
 
@@ -184,9 +184,7 @@ def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) 
 
 def test_put_continues_when_the_server_is_restarted(tmp_path: Path) -> None:
     """The put waits for a killed server to return, and each line is stored once and in order."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     arguments = ("--data-dir", str(tmp_path / "data"), "--listen", address, "--http-listen", "127.0.0.1:0")
     server = Millraced(arguments, tmp_path / "data")
     lines = LINES.splitlines(keepends=True)
