@@ -103,7 +103,8 @@ class Console:
         return [f"{one['id']}: {[node['html'] for node in one['nodes']]}" for one in response["violations"]]
 
     def tab_to(self, name: str) -> None:
-        """Presses Tab until the control of that name has the focus."""
+        """Waits for the control of that name, and presses Tab until it has the focus."""
+        expect(self.page.get_by_text(name, exact=True).first).to_be_visible()
         for _ in range(_TABS_MAX):
             self.page.keyboard.press("Tab")
             if self.page.evaluate("document.activeElement.innerText?.trim()") == name:

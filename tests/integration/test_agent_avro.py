@@ -24,7 +24,7 @@ EVENTS: list[Event] = [({"host": f"web-{number % 3}", "n": str(number)}, b"body-
 
 def sink_toml(name: str, *collectors: FlumeServer) -> str:
     endpoints = [collector.endpoint for collector in collectors]
-    return f'[sinks.{name}]\ntype = "avro"\nchannel = "orders"\nendpoints = {endpoints}\ntimeout_seconds = 5.0\n'
+    return f'[sinks.{name}]\ntype = "avro"\nchannel = "orders"\nendpoints = {endpoints}\n'
 
 
 def client_of(server: Millraced, tls: ssl.SSLContext | None = None) -> FlumeClient:
@@ -103,6 +103,8 @@ def test_load_balancing_group_uses_all_collectors(tmp_path: Path) -> None:
     group = '[sink_groups.all]\nsinks = ["one", "two"]\npolicy = "load_balancing"\nbackoff_seconds_max = 0.5\n'
     with tiers(tmp_path, "edge") as [edge], flume_server() as one, flume_server() as two:
         edge.start(CHANNEL_TOML + SOURCE_TOML + sink_toml("one", one) + sink_toml("two", two) + group)
+        # One that waits for events gets the next ones, but the first to be connected could take them all.
+        wait_until(lambda: all(edge.component(SINK, name).state is ComponentState.RUNNING for name in ("one", "two")))
         for start in range(0, 400, 50):
             sent_to(edge, EVENTS[start : start + 50])
         wait_until(lambda: len(numbers_of(one, two)) == 400)

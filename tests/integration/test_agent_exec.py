@@ -84,7 +84,7 @@ def test_kill_of_the_daemon_and_of_the_guard_ends_the_command(start_millraced: S
 def test_stop_of_the_daemon_ends_them_and_stores_their_last_lines(start_millraced: StartMillraced) -> None:
     """The command may end in order, and no output of it is lost."""
     script = "trap 'echo bye; exit 0' TERM; sleep 1000 & echo $!; echo $$; while :; do sleep 0.05; done"
-    server = start_millraced(source_of(script, linger_seconds="0.1", grace_seconds="1.0"))
+    server = start_millraced(source_of(script, linger_seconds="0.1", grace_seconds="10.0"))
     pids = pids_in(server, 2)
     assert server.stop() == 0
     assert none_runs(pids)
@@ -98,7 +98,7 @@ def test_kill_of_the_daemon_while_it_stores_leaves_whole_lines_in_order(start_mi
     script = "echo $$; seq 1 1000000000"
     server = start_millraced(source_of(script))
     wait_until(lambda: stored_count(server) > 5_000)
-    assert any("a crash loses" in entry["event"] for entry in server.log)
+    server.wait_for("a crash loses what this source has read but not stored; sources that read files lose nothing")
     server.kill()
     after = start_millraced(FILE_CHANNEL_TOML, server.data_dir)
     pid, *lines = stored_bodies(after)

@@ -162,8 +162,9 @@ def test_forwarding_to_a_server_that_stands_still_goes_on_when_it_does(tmp_path:
         collector.server.send(signal.SIGCONT)
         wait_until(lambda: not edge.event_count())
         assert collector.bodies() == bodies
-        reported = [entry["reason"] for entry in edge.server.log if entry["event"] == "backs off"]
-        assert reported == [f"{collector.address} does not respond"]
+        # On a busy machine the collector may also respond too late when it does not stand still.
+        reported = {entry["reason"] for entry in edge.server.log if entry["event"] == "backs off"}
+        assert reported == {f"{collector.address} does not respond"}
 
 
 def test_forwarding_to_a_channel_that_is_not_there_waits_until_it_is_made(

@@ -10,6 +10,7 @@ import pytest
 from millrace_client import Client, ComponentState, Event, connect
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
+from tests.waiting import wait_until
 
 WAIT_SECONDS_MAX = 60.0
 
@@ -115,7 +116,7 @@ def test_senders_over_tcp_while_the_channel_is_full_wait_and_lose_nothing(start_
         sent = _send_until_it_waits(sender, lines)
         assert sent < 50_000_000
         with connect(server.grpc) as client:
-            assert [one.state for one in client.admin.list_components()] == [ComponentState.BACKING_OFF]
+            wait_until(lambda: client.admin.list_components()[0].state is ComponentState.BACKING_OFF)
             received: list[int] = []
             while len(received) < sent // len(line % 0):
                 received += [int(body[:6]) for body in _take(client)]

@@ -256,9 +256,9 @@ def test_odd_lines_of_a_file_come_as_they_are(start_millraced: StartMillraced, t
     expected = [*lines, *pieces, b"windows", b"unfinished"]
     server = start_millraced(config, tmp_path / "data")
     wait_until(lambda: stored_count(server) == len(expected))
+    server.kill()
     [reported] = [entry for entry in server.log if entry["event"] == "a file has a problem"]
     assert reported["reason"] == "it has lines longer than line_bytes_max, 1048576: split"
-    server.kill()
     with (logs / "app.log").open("ab") as file:
         file.write(b" no more\n")
     server = start_millraced(config, tmp_path / "data")

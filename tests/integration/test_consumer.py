@@ -46,7 +46,9 @@ def orders(shared_server: Millraced) -> millrace.Channel:
     """A memory channel of the test's own."""
     client = millrace.connect(shared_server.grpc)
     name = f"consumed-{next(_names)}"
-    client.admin.create_channel(name, ChannelConfig(capacity=100_000, transaction_capacity=10_000))
+    # Longer than tests wait: none passes because a lease has ended.
+    limits = ChannelConfig(capacity=100_000, transaction_capacity=10_000, lease_seconds=600.0)
+    client.admin.create_channel(name, limits)
     return client.channel(name)
 
 
@@ -201,6 +203,7 @@ def test_consumer_that_is_killed_loses_nothing(shared_server: Millraced, orders:
         process.kill()
     worked_on = [word.encode() for line in lines for word in line.split()]
     assert worked_on == bodies_of(60)
+    wait_for_gauges(shared_server, orders.name, taken_events=0)
     with millrace.Consumer(shared_server.grpc, orders.name) as consumer:
         rest = [event.body for event in itertools.islice(consumer.events(), 150)]
     # The sixth delivery was not acknowledged.

@@ -24,6 +24,9 @@ type = "memory"
 capacity = 7
 """
 
+IMPORTS_SECONDS_MAX = 200.0
+"""How long a program may take that imports everything itself."""
+
 
 def get_json(server: Millraced, path: str) -> Any:
     with urllib.request.urlopen(f"http://{server.http}{path}", timeout=20.0) as response:
@@ -267,7 +270,7 @@ def test_serve_when_it_fails_by_a_bug_logs_the_traceback(tmp_path: Path) -> None
         capture_output=True,
         check=False,
         encoding="utf-8",
-        timeout=60.0,
+        timeout=IMPORTS_SECONDS_MAX,
     )
     assert result.returncode == EXIT_CANNOT_START
     [entry] = map(json.loads, result.stderr.splitlines())
@@ -310,6 +313,6 @@ def test_serve_without_replicated_channels_imports_nothing_of_an_engine(tmp_path
         capture_output=True,
         check=True,
         encoding="utf-8",
-        timeout=60.0,
+        timeout=IMPORTS_SECONDS_MAX,
     )
     assert set(result.stdout.split()) == ENGINE_SETTINGS

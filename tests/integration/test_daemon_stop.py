@@ -22,7 +22,7 @@ from millrace.v1 import (
     event_pb2,
 )
 from tests.conftest import StartMillraced
-from tests.millraced import Millraced
+from tests.millraced import STOP_SECONDS_MAX, Millraced
 
 ORDERS_TOML = """
 [channels.orders]
@@ -147,4 +147,4 @@ def test_serve_continues_when_the_reader_of_its_log_has_ended(tmp_path: Path) ->
         assert "serving" in process.stderr.readline()
         process.stderr.close()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20.0) == 0
+        assert process.wait(STOP_SECONDS_MAX) == 0
