@@ -10,6 +10,7 @@ from millrace_client._retries import OWNER_SECONDS, OWNER_SECONDS_MAX, Backoff
 from millrace_client._settings import ATTEMPTS_MAX
 from millrace_client.errors import (
     ChannelNotFoundError,
+    DeadlineError,
     DrainingError,
     MillraceError,
     NotOwnerError,
@@ -126,8 +127,10 @@ class OwnerSearch:
         self._channel = channel
         self._give_up = time.monotonic() + seconds
         self._backoff: Backoff | None = None
-        self._asked: dict[str, MillraceError] = {}
-        """The servers that were asked since the last pause, and what they, or gRPC, responded."""
+        self._asked: set[str] = set()
+        """The servers that were asked since the last pause."""
+        self._responses: dict[str, MillraceError] = {}
+        """What each server, or gRPC, has responded last."""
 
     @property
     def left_seconds(self) -> float:
@@ -141,12 +144,14 @@ class OwnerSearch:
             MillraceError: The error, if it was the last attempt; its message says what each server responded.
         """
         target = self._owners.note_failure(self._channel, self.endpoint, error)
+        if not isinstance(error, DeadlineError):
+            self._responses[self.endpoint] = error
         if target is None:
-            if isinstance(error, ChannelNotFoundError):
-                # A server that was not reached may have the channel.
+            if isinstance(error, (ChannelNotFoundError, DeadlineError)):
+                # A server that was not reached may have the channel; or the time is over because of what others said.
                 self._join_messages(error)
             return None
-        self._asked[self.endpoint] = error
+        self._asked.add(self.endpoint)
         seconds = self._next_seconds(error) if target in self._asked else 0.0
         if seconds >= self.left_seconds:
             self._join_messages(error)
@@ -166,6 +171,6 @@ class OwnerSearch:
 
     def _join_messages(self, error: MillraceError) -> None:
         """Makes the error say what each server responded."""
-        messages = dict.fromkeys([error.message, *(asked.message for asked in self._asked.values())])
+        messages = dict.fromkeys([error.message, *(response.message for response in self._responses.values())])
         error.message = "; ".join(messages)
         error.args = (error.message,)

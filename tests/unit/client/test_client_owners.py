@@ -1,16 +1,21 @@
 """Clients of a channel that one of several servers owns."""
 
+import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import millrace_client as millrace
 import millrace_client.aio
+from millrace_client import _connection, _owners
 from millrace_client._owners import Owners
-from millrace_client.errors import ChannelNotFoundError, NotOwnerError, UnavailableError
+from millrace_client.aio import _connection as aio_connection
+from millrace_client.errors import ChannelNotFoundError, DeadlineError, NotOwnerError, UnavailableError
 from tests.client_variants import Connect
+from tests.fake_clock import FakeClock
 from tests.unit.client.owned_servers import CHANNEL, OwnedServers, bodies
 from tests.waiting import wait_until
 
@@ -18,7 +23,7 @@ from tests.waiting import wait_until
 @pytest.fixture
 def client(connect: Connect, servers: OwnedServers) -> Any:
     """A client of the first server, in each variant."""
-    return connect(servers.addresses[0], timeout_seconds=10.0)
+    return connect(servers.addresses[0], timeout_seconds=60.0)
 
 
 def dead_address() -> str:
@@ -139,21 +144,48 @@ def test_search_at_an_owner_that_has_no_such_channel_any_more_begins_again_at_ho
     assert owners.endpoint_of(CHANNEL) == "home"
 
 
+def test_search_that_ends_while_a_server_is_asked_says_what_was_responded_before() -> None:
+    """The time of a call may run out at any server; why it was asked again is the reason."""
+    search = Owners(["home"]).search(CHANNEL, 60.0)
+    search.pause_seconds(NotOwnerError("the owner is away"))
+    late = DeadlineError("no response in time")
+    assert search.pause_seconds(late) is None
+    assert late.message == "no response in time; the owner is away"
+
+
+@pytest.fixture
+def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes pauses between the attempts of a call pass only on the clock that ends the call."""
+    clock = FakeClock()
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    async def sleep_in_loop(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(_owners, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(_connection, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(aio_connection, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep_in_loop}))
+
+
+@pytest.mark.usefixtures("quick_pauses")
 def test_call_when_no_owner_can_be_found_fails_in_time(connect: Connect, servers: OwnedServers) -> None:
     """Servers that name themselves, each other, a dead server, or nobody are asked until the call's time is over."""
     first, second = servers.addresses
     servers.own(2)
     responses = {
-        "itself": ({0: first}, millrace.NotOwnerError),
-        "in a circle": ({0: second, 1: first}, millrace.NotOwnerError),
-        "nobody": ({0: ""}, millrace.NotOwnerError),
-        "no address": ({0: "mill"}, millrace.NotOwnerError),
-        "a dead server": ({0: dead_address()}, millrace.MillraceError),
+        "itself": {0: first},
+        "in a circle": {0: second, 1: first},
+        "nobody": {0: ""},
+        "no address": {0: "mill"},
+        "a dead server": {0: dead_address()},
     }
-    for named, error in responses.values():
+    for named in responses.values():
         servers.named = named
-        client = connect(first, timeout_seconds=0.5)
-        with pytest.raises(error) as caught:
+        client = connect(first, timeout_seconds=10.0)
+        # The last attempt has little time.
+        with pytest.raises(millrace.MillraceError, match="this server stands by") as caught:
             client.channel(CHANNEL).append([b"a"])
         assert caught.value.advice in (millrace.RetryAdvice.LATER, millrace.RetryAdvice.UNREACHABLE)
         assert not caught.value.is_outcome_known
