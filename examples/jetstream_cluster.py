@@ -1,9 +1,7 @@
 """A cluster of nats-servers with JetStream on this machine, whose nodes can be killed, halted and started again."""
 
 import json
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from examples.access_log.interruptions import uninterrupted
+from examples.free_ports import free_ports
 
 _PROGRAM = Path(sys.executable).with_name("nats-server")
 _HOST = "127.0.0.1"
@@ -23,8 +22,6 @@ _WAIT_SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.02
 _HTTP_SECONDS = 2.0
 
-# Not from the range that the system hands out, so that no other program gets one while its node is down.
-_PORTS = range(20_000, 32_000)
 _PORTS_PER_NODE = 3
 
 T = TypeVar("T")
@@ -230,18 +227,3 @@ def _wait_for(find: Callable[[], T | None], what: Callable[[], str]) -> T:
             raise ClusterError(f"{what()} was not ready within {_WAIT_SECONDS_MAX:.0f} s")
         time.sleep(_POLL_SECONDS)
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports of loopback that no program listens on, nor gets from the system."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind((_HOST, port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise ClusterError("no ports are free")

@@ -17,6 +17,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from examples.jetstream_cluster import JetStreamCluster
+from tests.free_ports import free_port
 from tests.millraced import Millraced
 from tests.scheduling import SparkOnOneWorker, import_share, uses_shared_spark
 
@@ -103,7 +104,10 @@ StartMillraced = Callable[..., Millraced]
 
 @pytest.fixture
 def start_millraced(tmp_path: Path) -> Iterator[StartMillraced]:
-    """Starts servers on free ports, each with a data directory of its own unless one is given; ends them all."""
+    """Starts servers, each with a data directory of its own unless one is given; ends them all.
+
+    A test may start one again at the same address, which no other program gets meanwhile.
+    """
     numbers = itertools.count()
     with ExitStack() as running:
 
@@ -117,9 +121,9 @@ def start_millraced(tmp_path: Path) -> Iterator[StartMillraced]:
             config = tmp_path / f"millrace-{number}.toml"
             config.write_text(config_toml, encoding="utf-8")
             data_dir = data_dir or tmp_path / f"data-{number}"
-            free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+            listen = ("--listen", f"127.0.0.1:{free_port()}", "--http-listen", "127.0.0.1:0")
             started = Millraced(
-                ("--config", str(config), "--data-dir", str(data_dir), *free_ports, *arguments), data_dir, stdin
+                ("--config", str(config), "--data-dir", str(data_dir), *listen, *arguments), data_dir, stdin
             )
             running.callback(started.kill)
             return started

@@ -1,6 +1,6 @@
 """Ports for servers that are told where to listen."""
 
-from examples.jetstream_cluster import free_ports
+from examples.free_ports import free_ports
 
 
 def free_port() -> int:

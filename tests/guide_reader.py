@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fenced_blocks import SYNTAX_ONLY, Block, all_blocks
+from tests.free_ports import free_port
 from tests.millraced import Millraced
 from tests.scripts import run_script
 
@@ -93,8 +93,7 @@ class GuideReader:
 
     def _port(self, documented: str) -> int:
         if documented not in self._ports:
-            with socket.create_server(("127.0.0.1", 0)) as bound:
-                self._ports[documented] = bound.getsockname()[1]
+            self._ports[documented] = free_port()
         return self._ports[documented]
 
     def _serve(self, commands: str) -> None:

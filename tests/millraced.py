@@ -58,6 +58,11 @@ class Millraced:
         self.grpc: str = serving["grpc"]
         self.http: str = serving["http"]
 
+    @property
+    def faults(self) -> list[dict[str, Any]]:
+        """The errors logged so far, without those of a disk or an engine that a busy machine keeps from responding."""
+        return [entry for entry in self.log if entry["level"] == "error" and entry.get("state") != "stalled"]
+
     def wait_for(self, event: str, timeout_seconds: float = STOP_SECONDS_MAX, *, count: int = 1) -> dict[str, Any]:
         """Waits for so many log entries with this event, and returns the last of them."""
         give_up = time.monotonic() + timeout_seconds

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from examples.access_log.interruptions import scratch_folder, uninterrupted
+from examples.free_ports import free_ports
 
 _MILLRACED = Path(sys.executable).with_name("millraced")
-_FREE_PORT = "127.0.0.1:0"
-_START_SECONDS_MAX = 30.0
-_STOP_SECONDS_MAX = 15.0
+_START_SECONDS_MAX = 60.0
+_STOP_SECONDS_MAX = 30.0
 _POLL_SECONDS = 0.01
 
 _OPENINGS = (b'"channel opened"', b'"channel taken over"')
@@ -41,15 +41,20 @@ class Restart:
 
 
 class LocalServer:
-    """A server process, created by `local_server`, for one thread at a time."""
+    """A server process, created by `local_server`, for one thread at a time.
+
+    Attributes:
+        endpoint: The address for gRPC, `host:port`, which a restart keeps.
+    """
 
     def __init__(self, config: Path, channel: str, scratch: Path, log: Path) -> None:
         self._channel = channel
         self._log = log
         self._address_file = scratch / "address.json"
         paths = ["--config", config, "--address-file", self._address_file, "--data-dir", scratch / "data"]
-        self._command = [str(_MILLRACED), "serve", *map(str, paths)]
-        self._addresses = {"grpc": _FREE_PORT, "http": _FREE_PORT}
+        self.endpoint, http_address = (f"127.0.0.1:{port}" for port in free_ports(2))
+        listen = ["--listen", self.endpoint, "--http-listen", http_address]
+        self._command = [str(_MILLRACED), "serve", *map(str, paths), *listen]
         self._process = self._start()
 
     @property
@@ -57,18 +62,14 @@ class LocalServer:
         """The name of the log, without the suffix."""
         return self._log.stem
 
-    @property
-    def endpoint(self) -> str:
-        """The address for gRPC, `host:port`, which a restart keeps."""
-        return self._addresses["grpc"]
-
     def wait_until_listening(self) -> None:
-        """Waits until the server listens for the first time.
+        """Waits until the server listens.
 
         Raises:
             ServerError: It did not start.
         """
-        self._addresses = self._wait_for(self._read_addresses)
+        # The server creates the file then.
+        self._wait_for(lambda: self._address_file.exists() or None)
 
     def kill_and_restart(self) -> Restart:
         """Kills the server, starts it with the same data and addresses, and waits for the channel.
@@ -98,7 +99,7 @@ class LocalServer:
         """
         with uninterrupted():
             self._process = self._start()
-        self._wait_for(self._read_addresses)
+        self.wait_until_listening()
 
     @property
     def log_bytes(self) -> int:
@@ -132,11 +133,10 @@ class LocalServer:
             raise ServerError(f"the {self.name} ended with code {code}; {self._log} tells why")
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        listen = ["--listen", self._addresses["grpc"], "--http-listen", self._addresses["http"]]
         with self._log.open("ab") as log_file:
             # In its own session, so that Ctrl-C reaches only this program, which then stops the server.
             return subprocess.Popen(
-                [*self._command, *listen],
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
@@ -154,13 +154,6 @@ class LocalServer:
                 )
             time.sleep(_POLL_SECONDS)
         return found
-
-    def _read_addresses(self) -> dict[str, str] | None:
-        try:
-            addresses: dict[str, str] = json.loads(self._address_file.read_text())
-        except FileNotFoundError:
-            return None
-        return addresses
 
     def _find_opened(self, log_bytes: int) -> dict[str, Any] | None:
         """Returns the log entry about the opening of the channel, after a position in the log."""

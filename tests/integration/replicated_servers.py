@@ -27,27 +27,30 @@ class ReplicatedServers:
         for _ in range(count):
             self.start()
 
-    def start(self, address: str = "127.0.0.1:0") -> Millraced:
-        """Starts a server, a new one or one that has ended."""
-        server = self._start(self._toml, arguments=("--listen", address))
+    def start(self, address: str | None = None) -> Millraced:
+        """Starts a server: a new one, or one that has ended at its address."""
+        server = self._start(self._toml, arguments=() if address is None else ("--listen", address))
         self.running[server.grpc] = server
         return server
 
     def owner(self) -> Millraced:
         """The server that serves the channel."""
-        wait_until(lambda: self._owner_if_known() is not None)
-        owner = self._owner_if_known()
-        assert owner is not None
+        owner, _ = self.roles()
         return owner
 
-    def _owner_if_known(self) -> Millraced | None:
-        for address, server in self.running.items():
-            with millrace.connect(address, timeout_seconds=5.0) as client:
-                if client.admin.list_channels()[0].state is millrace.ChannelState.OPEN:
-                    return server
-        return None
+    def roles(self) -> tuple[Millraced, list[Millraced]]:
+        """The server that serves the channel, and those that stand by."""
+        owner = None
 
-    def others(self) -> list[Millraced]:
-        """Those that stand by."""
-        owner = self.owner()
-        return [server for server in self.running.values() if server is not owner]
+        def is_found() -> bool:
+            nonlocal owner
+            owner = next(filter(self._owns, self.running.values()), None)
+            return owner is not None
+
+        wait_until(is_found)
+        assert owner is not None
+        return owner, [server for server in self.running.values() if server is not owner]
+
+    def _owns(self, server: Millraced) -> bool:
+        with millrace.connect(server.grpc, timeout_seconds=WAIT_SECONDS) as client:
+            return client.admin.list_channels()[0].state is millrace.ChannelState.OPEN

@@ -1,7 +1,6 @@
 """Producers of several real servers, one of which is stopped and restarted."""
 
 import signal
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import pytest
 
 import millrace_client as millrace
 from millrace_client import Event, Producer, ProducerConfig, Routing, aio
+from tests.free_ports import free_port
 from tests.millraced import Millraced
 
 _CONFIG_TOML = """
@@ -25,7 +25,7 @@ class Servers:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.addresses = [_free_address(), _free_address()]
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
         self.running = [self._start(index) for index in range(2)]
 
     def _start(self, index: int) -> Millraced:
@@ -47,12 +47,6 @@ class Servers:
             channel = client.channel("orders")
             with channel.claim("checker", takeover=True):
                 return [body for batch in channel.read("checker") for body in batch.bodies()]
-
-
-def _free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import random
 import signal
-import socket
 import threading
 import time
 from collections import defaultdict
@@ -14,6 +13,7 @@ import pytest
 
 import millrace_client as millrace
 from millrace_client import Event, Producer, ProducerConfig, SendFuture, SendResult
+from tests.free_ports import free_port
 from tests.millraced import Millraced
 from tests.unreliable_network import FaultRates, UnreliableNetwork, unreliable_network
 
@@ -34,9 +34,7 @@ class RestartingServer:
     def __init__(self, folder: Path, seed: int) -> None:
         config, data_dir = folder / "millrace.toml", folder / "data"
         config.write_text(_CONFIG_TOML)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         listen = ("--listen", self.address, "--http-listen", "127.0.0.1:0")
         self._arguments = ("--config", str(config), "--data-dir", str(data_dir), *listen)
         self._data_dir = data_dir

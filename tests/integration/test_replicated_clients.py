@@ -75,7 +75,7 @@ def test_producer_that_knows_only_the_owner_follows_when_that_stops(
 ) -> None:
     """The server says which one is the next owner before it ends, though it does not serve any more."""
     servers = ReplicatedServers(start_millraced, nats_url, 2, lease_seconds=60.0)
-    owner, [other] = servers.owner(), servers.others()
+    owner, [other] = servers.roles()
     with Producer(owner.grpc, servers.channel) as producer:
         assert producer.send(b"0").result(WAIT_SECONDS).stored
         owner.send(signal.SIGTERM)

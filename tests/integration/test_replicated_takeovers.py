@@ -85,7 +85,7 @@ def _check(appender: _Appender, found: list[int]) -> None:
 def test_kill_of_the_owner_loses_nothing_and_no_call(start_millraced: StartMillraced, nats_url: str) -> None:
     """The other server takes over when the lease has expired, with its sequences and stamps."""
     servers = ReplicatedServers(start_millraced, nats_url, 2, SHORT_LEASE_SECONDS)
-    owner, [other] = servers.owner(), servers.others()
+    owner, [other] = servers.roles()
     with millrace.connect(other.grpc, timeout_seconds=WAIT_SECONDS) as client:
         with _appending(client, servers.channel) as appender:
             appender.wait_for(50)
@@ -98,7 +98,7 @@ def test_kill_of_the_owner_loses_nothing_and_no_call(start_millraced: StartMillr
 def test_owner_that_stood_still_serves_nothing_afterwards(start_millraced: StartMillraced, nats_url: str) -> None:
     """A take that arrived meanwhile is refused, also by the first look after the standstill."""
     servers = ReplicatedServers(start_millraced, nats_url, 2, SHORT_LEASE_SECONDS)
-    owner, [other] = servers.owner(), servers.others()
+    owner, [other] = servers.roles()
     with millrace.connect(other.grpc, timeout_seconds=WAIT_SECONDS) as client:
         client.channel(servers.channel).append([b"0", b"1"])
     with (
@@ -125,7 +125,7 @@ def test_owner_that_stood_still_serves_nothing_afterwards(start_millraced: Start
 def test_stop_of_the_owner_hands_over_at_once(start_millraced: StartMillraced, nats_url: str) -> None:
     """Callers notice nothing but a delay, which is no lease long."""
     servers = ReplicatedServers(start_millraced, nats_url, 2, _LONG_LEASE_SECONDS)
-    owner, [other] = servers.owner(), servers.others()
+    owner, [other] = servers.roles()
     with millrace.connect(owner.grpc, timeout_seconds=WAIT_SECONDS) as client:
         with _appending(client, servers.channel) as appender:
             appender.wait_for(50)
@@ -136,7 +136,7 @@ def test_stop_of_the_owner_hands_over_at_once(start_millraced: StartMillraced, n
         # It replays hardly anything: a checkpoint was written.
         assert taken_over["replayed_records"] <= 2
         _check(appender, _taken(client, servers.channel))
-    assert [entry for entry in owner.log if entry["level"] == "error"] == []
+    assert owner.faults == []
 
 
 def test_rolling_restart_of_three_servers_fails_no_call(start_millraced: StartMillraced, nats_url: str) -> None:

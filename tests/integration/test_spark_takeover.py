@@ -21,7 +21,7 @@ def test_stream_when_the_owner_is_killed_goes_on_and_lands_each_event_once(
 ) -> None:
     """Its claim and its checkpoint hold at the next owner; the channel is one shard, though two servers share it."""
     servers = ReplicatedServers(start_millraced, nats_url, 2, SHORT_LEASE_SECONDS)
-    owner, [other] = servers.owner(), servers.others()
+    owner, [other] = servers.roles()
     options = {"endpoints": f"{other.grpc},{owner.grpc}", "channels": servers.channel, "maxEventsPerTrigger": "100"}
     events = spark.readStream.format("millrace").options(**options).load()
     writer = events.writeStream.format("parquet").option("path", str(tmp_path / "out"))
