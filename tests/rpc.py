@@ -23,7 +23,9 @@ from millrace.v1 import (
     event_pb2,
 )
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
+"""As long as a busy machine may need, for a stream with all that a test does meanwhile."""
+
 NO_WAIT = Duration()
 
 _numbers = itertools.count(1)

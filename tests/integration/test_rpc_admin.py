@@ -8,7 +8,7 @@ import pytest
 from grpc import aio
 
 from millrace.v1 import admin_service_pb2 as pb
-from tests.rpc import Rpc, bodies_of, refused, rows_of, seconds, sequences_of
+from tests.rpc import TIMEOUT_SECONDS, Rpc, bodies_of, refused, rows_of, seconds, sequences_of
 
 MEMORY, FILE, SPILLABLE = pb.CHANNEL_TYPE_MEMORY, pb.CHANNEL_TYPE_FILE, pb.CHANNEL_TYPE_SPILLABLE
 NO_KEEP_ALIVE = seconds(0)
@@ -282,7 +282,7 @@ async def test_watch_responds_at_once_and_periodically(rpc: Rpc) -> None:
     """The first response comes at once, the next at the interval; unknown names are omitted."""
     name = await rpc.make_channel()
     request = pb.WatchChannelsRequest(names=[name, "not-there", "../x"], interval=seconds(0.1))
-    watched = rpc.admin.WatchChannels(request, timeout=20.0)
+    watched = rpc.admin.WatchChannels(request, timeout=TIMEOUT_SECONDS)
     first = await watched.read()
     assert [channel.name for channel in first.channels] == [name]
     await rpc.append(name, b"a")
@@ -296,7 +296,7 @@ async def test_watch_responds_at_once_and_periodically(rpc: Rpc) -> None:
 
 async def test_watch_without_names_shows_all(rpc: Rpc) -> None:
     """Channels created during the stream are included."""
-    watched = rpc.admin.WatchChannels(pb.WatchChannelsRequest(interval=seconds(0.1)), timeout=20.0)
+    watched = rpc.admin.WatchChannels(pb.WatchChannelsRequest(interval=seconds(0.1)), timeout=TIMEOUT_SECONDS)
     await watched.read()
     name = await rpc.make_channel()
     while name not in {channel.name for channel in (await watched.read()).channels}:
@@ -307,7 +307,7 @@ async def test_watch_without_names_shows_all(rpc: Rpc) -> None:
 async def test_watch_with_a_negative_interval_is_refused(rpc: Rpc) -> None:
     """A malformed interval is refused, not corrected."""
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "interval: is -1 s"):
-        await rpc.admin.WatchChannels(pb.WatchChannelsRequest(interval=seconds(-1)), timeout=20.0).read()
+        await rpc.admin.WatchChannels(pb.WatchChannelsRequest(interval=seconds(-1)), timeout=TIMEOUT_SECONDS).read()
 
 
 @pytest.mark.parametrize("in_columns", [False, True])
@@ -327,7 +327,7 @@ async def test_peek_shows_without_taking(rpc: Rpc, *, in_columns: bool) -> None:
             request = pb.PeekEventsRequest(
                 channel=name, from_sequence=from_sequence, max_events=max_events, columns=in_columns
             )
-            batches = [response.batch async for response in rpc.admin.PeekEvents(request, timeout=20.0)]
+            batches = [response.batch async for response in rpc.admin.PeekEvents(request, timeout=TIMEOUT_SECONDS)]
             assert rows_of(batches) == [(number, {}, b"%d" % (number - 1)) for number in sequences]
             assert {batch.HasField("columns") for batch in batches} <= {in_columns}
 
@@ -336,9 +336,9 @@ async def test_peek_that_follows_shows_each_event_as_it_is_committed(rpc: Rpc) -
     """Events that are taken at once are shown too; the default start is the next event."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
-    from_now = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True), timeout=20.0)
+    from_now = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True), timeout=TIMEOUT_SECONDS)
     from_two = rpc.admin.PeekEvents(
-        pb.PeekEventsRequest(channel=name, follow=True, from_sequence=2, max_events=3), timeout=20.0
+        pb.PeekEventsRequest(channel=name, follow=True, from_sequence=2, max_events=3), timeout=TIMEOUT_SECONDS
     )
     assert bodies_of([(await from_two.read()).batch]) == [b"b"]
     # The first stream was opened before the second on the same connection, but has no event to show its start.
@@ -359,7 +359,9 @@ async def test_peek_that_follows_shows_each_event_as_it_is_committed(rpc: Rpc) -
 async def test_peek_that_follows_too_slowly_learns_how_many_it_missed(rpc: Rpc) -> None:
     """A follower that does not read holds a bounded amount of memory, and the gap is counted."""
     name = await rpc.make_channel(capacity=5000)
-    follower = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True, from_sequence=1), timeout=20.0)
+    follower = rpc.admin.PeekEvents(
+        pb.PeekEventsRequest(channel=name, follow=True, from_sequence=1), timeout=TIMEOUT_SECONDS
+    )
     await rpc.append(name, b"first")
     assert bodies_of([(await follower.read()).batch]) == [b"first"]
     for _ in range(40):
@@ -379,7 +381,9 @@ async def test_peek_that_follows_too_slowly_learns_how_many_it_missed(rpc: Rpc) 
 async def test_peek_that_follows_a_channel_that_is_deleted_ends(rpc: Rpc) -> None:
     """The stream ends with CHANNEL_NOT_FOUND."""
     name = await rpc.make_channel()
-    follower = rpc.admin.PeekEvents(pb.PeekEventsRequest(channel=name, follow=True, from_sequence=1), timeout=20.0)
+    follower = rpc.admin.PeekEvents(
+        pb.PeekEventsRequest(channel=name, follow=True, from_sequence=1), timeout=TIMEOUT_SECONDS
+    )
     await rpc.append(name, b"a")
     await follower.read()
     await rpc.delete(name, force=True)

@@ -8,7 +8,7 @@ import pytest
 from millrace.googleapis import status_pb2
 from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
-from tests.rpc import Refusal, Rpc, Stream, columns, events, seconds
+from tests.rpc import TIMEOUT_SECONDS, Refusal, Rpc, Stream, columns, events, seconds
 
 RUNS_REPLICATED = True
 
@@ -16,7 +16,7 @@ NO_KEEP_ALIVE = seconds(0)
 
 
 def open_stream(rpc: Rpc) -> Stream:
-    return Stream(rpc.channels.AppendStream(timeout=30.0))
+    return Stream(rpc.channels.AppendStream(timeout=TIMEOUT_SECONDS))
 
 
 def stamp(first: int, last: int) -> event_pb2.ProducerStamp:
@@ -110,7 +110,7 @@ async def test_append_stream_of_bytes_that_are_no_protobuf_responds_and_goes_on(
     method: Any = rpc.connection.stream_stream(
         "/millrace.v1.ChannelService/AppendStream", response_deserializer=pb.AppendStreamResponse.FromString
     )
-    call = method(timeout=30.0)
+    call = method(timeout=TIMEOUT_SECONDS)
     await call.write(b"\xff\xff no protobuf")
     await call.write(pb.AppendStreamRequest(channel=name, events=events(b"a")).SerializeToString())
     await call.done_writing()

@@ -7,7 +7,7 @@ import pytest
 
 from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
-from tests.rpc import Rpc, bodies_of, refused, seconds, sequences_of
+from tests.rpc import TIMEOUT_SECONDS, Rpc, bodies_of, refused, seconds, sequences_of
 
 RUNS_REPLICATED = True
 
@@ -28,13 +28,13 @@ async def test_claim_returns_the_range(rpc: Rpc) -> None:
     """The response contains the range, the epoch, the id of the channel and the lease."""
     name = await rpc.make_channel()
     await rpc.append(name, b"a", b"b")
-    claim = await rpc.claim(name, READER, lease=seconds(7))
+    claim = await rpc.claim(name, READER, lease=seconds(700))
     assert (claim.first_sequence, claim.next_sequence) == (1, 3)
-    assert claim.lease == seconds(7)
+    assert claim.lease == seconds(700)
     channel = await rpc.look(name)
     assert claim.channel_id == channel.channel_id
     assert (channel.claim.reader_id, channel.claim.epoch) == (READER, claim.epoch)
-    assert 0 < channel.claim.remaining.ToTimedelta().total_seconds() <= 7
+    assert 0 < channel.claim.remaining.ToTimedelta().total_seconds() <= 700
 
 
 @pytest.mark.parametrize("in_columns", [False, True])
@@ -84,11 +84,11 @@ async def test_take_while_a_claim_lives_is_refused(rpc: Rpc) -> None:
     txn_id = await rpc.begin(name)
     waiting = asyncio.ensure_future(rpc.take(txn_id, wait=seconds(3600)))
     await rpc.until(name, waiting_takes=1)
-    await rpc.claim(name, READER, lease=seconds(9))
+    await rpc.claim(name, READER, lease=seconds(900))
     for take in (waiting, rpc.take(txn_id), rpc.claim(name, "reader-2")):
         async with refused(grpc.StatusCode.FAILED_PRECONDITION, "CHANNEL_CLAIMED", "'reader-1' has claimed") as caught:
             await take
-        assert 0 < (caught.refusal.retry_delay_seconds or 0) <= 9
+        assert 0 < (caught.refusal.retry_delay_seconds or 0) <= 900
         assert caught.refusal.metadata["reader_id"] == READER
 
 
@@ -120,7 +120,7 @@ async def test_read_when_the_claim_is_taken_over_ends(rpc: Rpc) -> None:
     for _ in range(40):
         await rpc.append(name, bytes(1 << 20))
     await rpc.claim(name, READER)
-    stream = rpc.channels.Read(pb.ReadRequest(channel=name, reader_id=READER), timeout=30.0)
+    stream = rpc.channels.Read(pb.ReadRequest(channel=name, reader_id=READER), timeout=TIMEOUT_SECONDS)
     assert len((await stream.read()).batch.events) == 1
     await rpc.claim(name, "reader-2", takeover=True)
     async with refused(grpc.StatusCode.ABORTED, "STALE_EPOCH"):
@@ -167,8 +167,8 @@ async def test_renewal_that_waits_is_acknowledged_by_the_next_commit(rpc: Rpc) -
 async def test_renewal_that_waits_keeps_the_claim(rpc: Rpc) -> None:
     """The lease does not run meanwhile; if no event came in time, the response says so."""
     name = await rpc.make_channel()
-    claim = await rpc.claim(name, READER, lease=seconds(0.5))
-    response = await renew(rpc, name, claim.epoch, wait_seconds=0.7)
+    claim = await rpc.claim(name, READER)
+    response = await rpc.claim(name, READER, epoch=claim.epoch, lease=seconds(0.2), wait=seconds(0.4))
     assert (response.epoch, response.next_sequence) == (claim.epoch, 1)
 
 

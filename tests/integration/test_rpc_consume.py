@@ -8,13 +8,13 @@ import pytest
 
 from millrace.v1 import channel_service_pb2 as pb
 from tests.conftest import StartMillraced
-from tests.rpc import Rpc, Stream, bodies_of, connected, refused, seconds, sequences_of
+from tests.rpc import TIMEOUT_SECONDS, Rpc, Stream, bodies_of, connected, refused, seconds, sequences_of
 
 RUNS_REPLICATED = True
 
 
 async def consume(rpc: Rpc, channel: str, **fields: Any) -> Stream:
-    stream = Stream(rpc.channels.Consume(timeout=30.0))
+    stream = Stream(rpc.channels.Consume(timeout=TIMEOUT_SECONDS))
     await stream.send(pb.ConsumeRequest(start=pb.ConsumeRequest.Start(channel=channel, **fields)))
     return stream
 
@@ -188,7 +188,7 @@ async def test_consume_with_messages_out_of_place_is_refused(
     name = await rpc.make_channel()
     await rpc.append(name, b"a")
     start = pb.ConsumeRequest(start=pb.ConsumeRequest.Start(channel=name))
-    stream = Stream(rpc.channels.Consume(timeout=30.0))
+    stream = Stream(rpc.channels.Consume(timeout=TIMEOUT_SECONDS))
     async with refused(code, reason, sentence):
         for message in messages:
             await stream.send(start if message == "start" else message)
@@ -205,7 +205,7 @@ async def test_consume_refused_while_a_delivery_is_sent_reports_it_each_time(rpc
     start = pb.ConsumeRequest(start=pb.ConsumeRequest.Start(channel=name))
 
     async def end_at_once() -> None:
-        stream = Stream(rpc.channels.Consume(timeout=30.0))
+        stream = Stream(rpc.channels.Consume(timeout=TIMEOUT_SECONDS))
         async with refused(
             grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "after start, only ack and nack are allowed"
         ):
@@ -228,7 +228,7 @@ async def test_consume_with_too_large_a_prefetch_is_refused(rpc: Rpc) -> None:
 
 async def test_consume_of_bytes_that_are_no_protobuf_is_refused(rpc: Rpc) -> None:
     """An unreadable first message ends the stream."""
-    call: Any = rpc.connection.stream_stream("/millrace.v1.ChannelService/Consume")(timeout=30.0)
+    call: Any = rpc.connection.stream_stream("/millrace.v1.ChannelService/Consume")(timeout=TIMEOUT_SECONDS)
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_ARGUMENT", "not a valid millrace.v1.ConsumeRequest"):
         await call.write(b"\xff\xff no protobuf")
         await call.read()

@@ -1,6 +1,7 @@
 """Many callers at once: calls, waiting takes, abandoned transactions, and their cost."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -45,12 +46,12 @@ async def test_calls_all_at_once_all_succeed(server: Millraced, calls: int, conn
 
 
 @asynccontextmanager
-async def waiting_takers(rpcs: list[Rpc]) -> AsyncGenerator[tuple[str, set[asyncio.Task[pb.TakeResponse]]]]:
+async def waiting_takers(rpcs: list[Rpc]) -> AsyncGenerator[tuple[str, set[asyncio.Future[pb.TakeResponse]]]]:
     """A channel, and a thousand calls over the connections that wait for its events."""
-    name = await rpcs[0].make_channel(capacity=TAKERS)
+    name = await rpcs[0].make_channel(capacity=TAKERS, lease=seconds(3600))
     txn_ids = await asyncio.gather(*(rpcs[0].begin(name) for _ in range(TAKERS)))
     takes = {
-        asyncio.create_task(rpcs[index % len(rpcs)].take(txn_id, wait=seconds(3600)))
+        asyncio.ensure_future(rpcs[index % len(rpcs)].channels.Take(pb.TakeRequest(txn_id=txn_id, wait=seconds(3600))))
         for index, txn_id in enumerate(txn_ids)
     }
     await rpcs[0].until(name, waiting_takes=TAKERS)
@@ -124,19 +125,25 @@ async def test_abandoned_transactions_give_their_memory_back(server: Millraced) 
     pid = server.process.pid
     count, callers, body_bytes = 2_000, 50, 50_000
     async with connected(server.grpc) as rpc:
-        name = await rpc.make_channel(open_transactions_max=count, lease=seconds(3))
+
+        async def abandon(channel: str, each: int, lease_seconds: float) -> float:
+            started = time.monotonic()
+
+            async def begin_and_put() -> None:
+                for _ in range(each):
+                    await rpc.put(await rpc.begin(channel, lease=seconds(lease_seconds)), bytes(body_bytes))
+
+            await asyncio.gather(*(begin_and_put() for _ in range(callers)))
+            return time.monotonic() - started
+
+        tried = await rpc.make_channel()
+        # Long enough for all to be open at the same time, on a slow machine too.
+        lease_seconds = 3 * count / callers * await abandon(tried, 1, 3600.0)
+        await rpc.delete(tried, force=True)
+        name = await rpc.make_channel(open_transactions_max=count)
         before = resident_bytes(pid)
-        most = before
-
-        async def abandon() -> None:
-            nonlocal most
-            for _ in range(count // callers):
-                await rpc.put(await rpc.begin(name), bytes(body_bytes))
-                most = max(most, resident_bytes(pid))
-
-        await asyncio.gather(*(abandon() for _ in range(callers)))
-        # All transactions at the same time, unless the machine is so slow that the first have expired by then.
-        assert most - before > count * body_bytes * 0.4
+        await abandon(name, count // callers, lease_seconds)
+        assert resident_bytes(pid) - before > count * body_bytes * 0.9
         watched = rpc.admin.WatchChannels(admin_service_pb2.WatchChannelsRequest(names=[name], interval=seconds(0.1)))
         while (await watched.read()).channels[0].counters.lease_expired_count < count:
             pass

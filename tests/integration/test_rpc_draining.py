@@ -7,14 +7,14 @@ import grpc
 
 from millrace.v1 import channel_service_pb2 as pb
 from tests.conftest import StartMillraced
-from tests.rpc import Refusal, Rpc, Stream, bodies_of, connected, events, refused, seconds
+from tests.rpc import TIMEOUT_SECONDS, Refusal, Rpc, Stream, bodies_of, connected, events, refused, seconds
 
 GRACE_TOML = "server.shutdown_grace_seconds = 600.0"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 async def consume(rpc: Rpc, name: str) -> Stream:
-    stream = Stream(rpc.channels.Consume(timeout=30.0))
+    stream = Stream(rpc.channels.Consume(timeout=TIMEOUT_SECONDS))
     start = pb.ConsumeRequest.Start(channel=name, max_events=1, prefetch=2)
     await stream.send(pb.ConsumeRequest(start=start))
     return stream
@@ -28,7 +28,7 @@ async def test_calls_while_the_server_drains_begin_nothing_new(start_millraced: 
         txn_id = await rpc.begin(name, txn_id="mine")
         waiting = asyncio.ensure_future(rpc.take(txn_id, wait=seconds(3600)))
         await rpc.until(name, waiting_takes=1)
-        stream = Stream(rpc.channels.AppendStream(timeout=30.0))
+        stream = Stream(rpc.channels.AppendStream(timeout=TIMEOUT_SECONDS))
         await stream.send(pb.AppendStreamRequest(channel=name, events=events(b"a")))
         assert (await stream.receive()).first_sequence == 1
         assert bodies_of((await waiting).batches) == [b"a"]

@@ -14,7 +14,7 @@ from millrace.v1 import channel_service_pb2 as pb
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 from tests.process_figures import resident_bytes
-from tests.rpc import NO_WAIT, Rpc, Stream, bodies_of, columns, connected, refused, seconds
+from tests.rpc import NO_WAIT, TIMEOUT_SECONDS, Rpc, Stream, bodies_of, columns, connected, refused, seconds
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -72,7 +72,7 @@ CONTENTS = [many_small, few_large, one_large_header_for_all, many_headers, spars
 
 async def unary(rpc: Rpc, method: str, request: Any) -> bytes:
     call: Any = rpc.connection.unary_unary(f"{SERVICE}/{method}")
-    response: bytes = await call(request.SerializeToString(), timeout=30.0)
+    response: bytes = await call(request.SerializeToString(), timeout=TIMEOUT_SECONDS)
     return response
 
 
@@ -88,7 +88,7 @@ async def taken(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes
 
 async def consumed(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]:
     method: Any = rpc.connection.stream_stream(f"{SERVICE}/Consume")
-    stream = method(timeout=30.0)
+    stream = method(timeout=TIMEOUT_SECONDS)
     start = pb.ConsumeRequest.Start(channel=name, columns=in_columns, prefetch=1000)
     await stream.write(pb.ConsumeRequest(start=start).SerializeToString())
     left = (await rpc.look(name)).gauges
@@ -105,7 +105,7 @@ async def read(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]
     await rpc.claim(name, "reader")
     method: Any = rpc.connection.unary_stream(f"{SERVICE}/Read")
     request = pb.ReadRequest(channel=name, reader_id="reader", columns=in_columns)
-    async for response in method(request.SerializeToString(), timeout=30.0):
+    async for response in method(request.SerializeToString(), timeout=TIMEOUT_SECONDS):
         yield response
     await rpc.channels.Release(pb.ReleaseRequest(channel=name, reader_id="reader"))
 
@@ -113,7 +113,7 @@ async def read(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]
 async def peeked(rpc: Rpc, name: str, *, in_columns: bool) -> AsyncIterator[bytes]:
     method: Any = rpc.connection.unary_stream(f"{ADMIN}/PeekEvents")
     request = admin_service_pb2.PeekEventsRequest(channel=name, max_events=1_000_000, columns=in_columns)
-    async for response in method(request.SerializeToString(), timeout=30.0):
+    async for response in method(request.SerializeToString(), timeout=TIMEOUT_SECONDS):
         yield response
 
 
@@ -193,10 +193,10 @@ async def test_compressed_message_above_the_limit_is_refused_by_grpc(rpc: Rpc) -
     name = await rpc.make_channel()
     request = pb.AppendRequest(channel=name, events=[event_pb2.Event(body=bytes(50 * MIB))])
     with pytest.raises(aio.AioRpcError) as raised:
-        await rpc.channels.Append(request, timeout=30.0, compression=grpc.Compression.Gzip)
+        await rpc.channels.Append(request, timeout=TIMEOUT_SECONDS, compression=grpc.Compression.Gzip)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     request = pb.AppendRequest(channel=name, events=[event_pb2.Event(body=bytes(10_000))])
-    response = await rpc.channels.Append(request, timeout=30.0, compression=grpc.Compression.Gzip)
+    response = await rpc.channels.Append(request, timeout=TIMEOUT_SECONDS, compression=grpc.Compression.Gzip)
     assert response.first_sequence == 1
 
 
@@ -204,7 +204,7 @@ async def test_compressed_message_above_the_limit_is_refused_by_grpc(rpc: Rpc) -
 async def test_metadata_above_16_kib_is_refused_by_grpc(rpc: Rpc, value_bytes: int) -> None:
     """Smaller metadata is accepted."""
     call = rpc.admin.ListChannels(
-        admin_service_pb2.ListChannelsRequest(), metadata=(("x-test", "v" * value_bytes),), timeout=30.0
+        admin_service_pb2.ListChannelsRequest(), metadata=(("x-test", "v" * value_bytes),), timeout=TIMEOUT_SECONDS
     )
     if value_bytes < 16_000:
         assert list((await call).channels) == []
@@ -221,12 +221,12 @@ async def test_refused_requests_are_not_kept(start_millraced: StartMillraced) ->
     large = pb.AppendRequest(events=[event_pb2.Event(body=bytes(20 * MIB))])
     async with connected(server.grpc) as rpc:
         large.channel = await rpc.make_channel(byte_capacity=MIB)
-        stream = Stream(rpc.channels.AppendStream(timeout=60.0))
+        stream = Stream(rpc.channels.AppendStream(timeout=TIMEOUT_SECONDS))
         streamed = pb.AppendStreamRequest.FromString(large.SerializeToString())
         before = resident_bytes(pid)
         for _ in range(6):
             async with refused(grpc.StatusCode.INVALID_ARGUMENT, "EVENT_TOO_LARGE"):
-                await rpc.channels.Append(large, timeout=60.0)
+                await rpc.channels.Append(large, timeout=TIMEOUT_SECONDS)
             await stream.send(streamed)
             assert (await stream.receive()).error.message.startswith("events: a body has 20971520 bytes")
         # gRPC keeps some buffers, about as much as was in progress at the same time.

@@ -8,7 +8,7 @@ import pytest
 from millrace.v1 import admin_service_pb2 as pb
 from millrace.v1 import channel_service_pb2 as channel_pb
 from millrace.v1.event_pb2 import ProducerStamp
-from tests.rpc import Rpc, Stream, refused, seconds
+from tests.rpc import TIMEOUT_SECONDS, Rpc, Stream, refused, seconds
 
 FILE = pb.CHANNEL_TYPE_FILE
 
@@ -35,7 +35,7 @@ async def producers(rpc: Rpc, channel: str) -> list[pb.Producer]:
 
 
 async def consume(rpc: Rpc, channel: str) -> Stream:
-    stream = Stream(rpc.channels.Consume(timeout=30.0))
+    stream = Stream(rpc.channels.Consume(timeout=TIMEOUT_SECONDS))
     await stream.send(channel_pb.ConsumeRequest(start=channel_pb.ConsumeRequest.Start(channel=channel, max_events=2)))
     return stream
 
@@ -103,7 +103,7 @@ async def test_end_of_a_transaction_whose_commit_waits_for_space_ends_the_wait(r
     await rpc.append(name, b"a")
     txn_id = await rpc.begin(name)
     await rpc.put(txn_id, b"b")
-    committing = rpc.channels.Commit(channel_pb.CommitRequest(txn_ids=[txn_id]), timeout=30.0)
+    committing = rpc.channels.Commit(channel_pb.CommitRequest(txn_ids=[txn_id]), timeout=TIMEOUT_SECONDS)
     await rpc.until(name, waiting_commits=1)
     await end(rpc, txn_id)
     async with refused(grpc.StatusCode.FAILED_PRECONDITION, "TXN_STATE", "rolled back"):

@@ -31,14 +31,14 @@ async def response_to(rpc: Rpc, service: str, method: str, request: bytes) -> An
     path, call = f"/{service}/{method}", SERVICES[service].methods_by_name[method]
     if call.client_streaming:
         both_ways: Any = rpc.connection.stream_stream(path)
-        stream = both_ways(timeout=30.0)
+        stream = both_ways(timeout=TIMEOUT_SECONDS)
         await stream.write(request)
         return await stream.read()
     if call.server_streaming:
         one_way: Any = rpc.connection.unary_stream(path)
-        return await one_way(request, timeout=30.0).read()
+        return await one_way(request, timeout=TIMEOUT_SECONDS).read()
     unary: Any = rpc.connection.unary_unary(path)
-    return await unary(request, timeout=30.0)
+    return await unary(request, timeout=TIMEOUT_SECONDS)
 
 
 ALL_METHODS = [(service, method) for service, described in SERVICES.items() for method in described.methods_by_name]
@@ -413,7 +413,7 @@ async def test_unknown_methods_are_unimplemented(rpc: Rpc) -> None:
     """A client of a newer contract gets UNIMPLEMENTED from gRPC itself."""
     call: Any = rpc.connection.unary_unary("/millrace.v1.ChannelService/Fly")
     with pytest.raises(aio.AioRpcError) as raised:
-        await call(b"", timeout=30.0)
+        await call(b"", timeout=TIMEOUT_SECONDS)
     assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -13,7 +13,7 @@ from millrace.v1 import channel_service_pb2 as pb
 from millrace.v1 import event_pb2
 from tests.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.millraced import Millraced
-from tests.rpc import Rpc, bodies_of, connected, events, seconds
+from tests.rpc import TIMEOUT_SECONDS, Rpc, bodies_of, connected, events, seconds
 
 RUNS_REPLICATED = True
 
@@ -171,7 +171,7 @@ async def test_broken_append_stream_sent_again_stores_each_event_once(rpc: Rpc, 
     responded = 0
     lossy.proxy.lose_next_response()
     while responded < len(requests):
-        stream = lossy.rpc.channels.AppendStream(iter_requests(requests[responded:]), timeout=30.0)
+        stream = lossy.rpc.channels.AppendStream(iter_requests(requests[responded:]), timeout=TIMEOUT_SECONDS)
         with suppress(aio.AioRpcError):
             async for response in stream:
                 assert not response.HasField("error")

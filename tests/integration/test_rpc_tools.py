@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.conftest import StartMillraced
-from tests.rpc import Rpc, connected
+from tests.rpc import TIMEOUT_SECONDS, Rpc, connected
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -44,7 +44,7 @@ async def reflected(rpc: Rpc, *requests: reflection_pb2.ServerReflectionRequest)
         for request in requests:
             yield request
 
-    return [response async for response in stub.ServerReflectionInfo(asked(), timeout=20.0)]
+    return [response async for response in stub.ServerReflectionInfo(asked(), timeout=TIMEOUT_SECONDS)]
 
 
 async def test_health_of_the_server_and_of_each_channel(rpc: Rpc) -> None:
@@ -52,17 +52,17 @@ async def test_health_of_the_server_and_of_each_channel(rpc: Rpc) -> None:
     name = await rpc.make_channel()
     health = health_of(rpc)
     for service in ("", f"channels/{name}"):
-        response = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=20.0)
+        response = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_SECONDS)
         assert response.status == SERVING
     for service in ("channels/none", name, "channels/../x"):
         with pytest.raises(aio.AioRpcError) as raised:
-            await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=20.0)
+            await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_SECONDS)
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_health_watched_follows_a_channel(rpc: Rpc) -> None:
     """Watchers are informed when the channel is created and when it is deleted."""
-    watched = health_of(rpc).Watch(health_pb2.HealthCheckRequest(service="channels/to-come"), timeout=20.0)
+    watched = health_of(rpc).Watch(health_pb2.HealthCheckRequest(service="channels/to-come"), timeout=TIMEOUT_SECONDS)
     assert (await watched.read()).status == SERVICE_UNKNOWN
     name = await rpc.make_channel(name="to-come")
     assert (await watched.read()).status == SERVING
@@ -78,7 +78,7 @@ async def test_health_while_the_server_drains_is_not_serving(start_millraced: St
         name = await rpc.make_channel()
         txn_id = await rpc.begin(name)
         await rpc.put(txn_id, b"a")
-        watched = health_of(rpc).Watch(health_pb2.HealthCheckRequest(service=""), timeout=20.0)
+        watched = health_of(rpc).Watch(health_pb2.HealthCheckRequest(service=""), timeout=TIMEOUT_SECONDS)
         assert (await watched.read()).status == SERVING
         server.send(signal.SIGTERM)
         assert (await watched.read()).status == NOT_SERVING
@@ -120,7 +120,7 @@ async def test_channelz_shows_the_server(rpc: Rpc) -> None:
     """There is one server, with counted calls."""
     await rpc.make_channel()
     stub = stub_of(channelz_pb2_grpc.ChannelzStub, rpc)
-    response = await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=20.0)
+    response = await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=TIMEOUT_SECONDS)
     [server] = response.server
     assert server.data.calls_started > 0
     assert server.listen_socket
@@ -132,10 +132,10 @@ async def test_tools_that_are_switched_off_are_not_there(start_millraced: StartM
     async with connected(server.grpc) as rpc:
         stub = stub_of(channelz_pb2_grpc.ChannelzStub, rpc)
         with pytest.raises(aio.AioRpcError) as raised:
-            await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=20.0)
+            await stub.GetServers(channelz_pb2.GetServersRequest(), timeout=TIMEOUT_SECONDS)
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
         # A client that is still sending when the refusal arrives gets INTERNAL from its own gRPC, so nothing is sent.
-        call = stub_of(reflection_pb2_grpc.ServerReflectionStub, rpc).ServerReflectionInfo(timeout=20.0)
+        call = stub_of(reflection_pb2_grpc.ServerReflectionStub, rpc).ServerReflectionInfo(timeout=TIMEOUT_SECONDS)
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
-        response = await health_of(rpc).Check(health_pb2.HealthCheckRequest(), timeout=20.0)
+        response = await health_of(rpc).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS)
         assert response.status == SERVING

@@ -97,7 +97,7 @@ async def test_take_from_an_empty_channel_responses_when_the_wait_passed(rpc: Rp
     started = asyncio.get_running_loop().time()
     response = await rpc.channels.Take(pb.TakeRequest(txn_id=txn_id))
     assert (list(response.batches), response.take_count) == ([], 0)
-    assert 0.25 < asyncio.get_running_loop().time() - started < 10
+    assert asyncio.get_running_loop().time() - started > 0.25
 
 
 async def test_take_within_bytes_ends_before_them(rpc: Rpc) -> None:
