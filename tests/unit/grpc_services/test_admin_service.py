@@ -100,7 +100,8 @@ async def test_update_that_cannot_survive_is_not_in_force(tmp_path: Path) -> Non
 async def test_updates_at_once_both_come_into_force(tmp_path: Path) -> None:
     """An update that waits for space does not revert another one made meanwhile."""
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
-    channel = registry.create("orders", MemoryChannelConfig(type="memory", capacity=100)).channel
+    config = MemoryChannelConfig(type="memory", capacity=100, keep_alive_seconds=3_600)
+    channel = registry.create("orders", config).channel
     service = AdminService(registry, ChannelChanges(registry, Catalog(tmp_path / "catalog.json")))
     await channel.appends.append(stored_columns(60), None)
     shrinking = asyncio.ensure_future(

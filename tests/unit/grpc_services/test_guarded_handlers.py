@@ -25,7 +25,12 @@ async def test_calls_with_a_new_key_wait_for_one_fetch_of_it(tmp_path: Path, mon
     """They succeed at the first attempt; those with a key that the issuer does not have are refused after a fetch."""
     monkeypatch.setattr(jwt, "_RETRY_SECONDS", 0.0)
     # A fetch that is slower than that, on a busy machine, must not fail the test.
-    monkeypatch.setattr(control, "_FETCH_WAIT_SECONDS", TIMEOUT_SECONDS)
+    for module, name in (
+        (control, "_PREPARATION_SECONDS"),
+        (control, "_FETCH_WAIT_SECONDS"),
+        (jwt, "_RESPONSE_SECONDS_MAX"),
+    ):
+        monkeypatch.setattr(module, name, TIMEOUT_SECONDS)
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=10)
     with key_server(OLD) as issuer:
         settings = AuthSettings(jwt=JwtSettings(issuer=ISSUER, audience=AUDIENCE, jwks_url=issuer.url))

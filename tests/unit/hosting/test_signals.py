@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from millrace_server.hosting.signals import ReloadRequests, StopRequests
+from tests.waiting import WAIT_SECONDS_MAX
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -14,11 +15,11 @@ async def test_signals_ask_first_gracefully_then_urgently(number: signal.Signals
     requests = StopRequests()
     with requests.from_signals():
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(requests.wait(), 10.0)
+        await asyncio.wait_for(requests.wait(), WAIT_SECONDS_MAX)
         assert not requests.is_urgent
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.wait_for(requests.wait_until_urgent(), 10.0)
+            await asyncio.wait_for(requests.wait_until_urgent(), WAIT_SECONDS_MAX)
     assert requests.is_urgent
 
 
@@ -35,15 +36,15 @@ async def test_signals_ask_for_a_reload_and_do_not_end_the_process() -> None:
     requests = ReloadRequests()
     with requests.from_signals():
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.wait_for(requests.wait(), 10.0)
+        await asyncio.wait_for(requests.wait(), WAIT_SECONDS_MAX)
         for _ in range(3):
             requests.add()
-        await asyncio.wait_for(requests.wait(), 10.0)
+        await asyncio.wait_for(requests.wait(), WAIT_SECONDS_MAX)
         waiting = asyncio.create_task(requests.wait())
         await asyncio.sleep(0)
         assert not waiting.done()
         requests.add()
-        await asyncio.wait_for(waiting, 10.0)
+        await asyncio.wait_for(waiting, WAIT_SECONDS_MAX)
 
 
 async def test_reload_requests_signals_afterwards_are_the_processs_again() -> None:

@@ -95,7 +95,7 @@ class Serving(asyncio.Protocol):
 
 async def test_connections_in_their_handshake_have_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handshake that does not go on gives way to a new connection, ends after a time, and gives its slot back."""
-    monkeypatch.setattr(accepting, "HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(accepting, "HANDSHAKE_SECONDS", WAIT_SECONDS_MAX)
     authority = Authority()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue(tmp_path, "server"))
@@ -114,11 +114,15 @@ async def test_connections_in_their_handshake_have_places(tmp_path: Path, monkey
         assert await silent[0][0].read() == b""
         _, writer = await asyncio.open_connection(*bound.getsockname(), ssl=trusting, server_hostname="localhost")
         writer.write(b"x")
-        await made[-1].data.wait()
-        for reader, _ in silent[1:]:
+        serving = made[-1]
+        await serving.data.wait()
+        assert await silent[1][0].read() == b""
+        monkeypatch.setattr(accepting, "HANDSHAKE_SECONDS", 0.05)
+        silent.append(await asyncio.open_connection(*bound.getsockname()))
+        for reader, _ in silent[2:]:
             assert await reader.read() == b""
         writer.close()
-        await made[-1].ended.wait()
+        await serving.ended.wait()
         assert all(slots.acquire("anybody") for _ in range(2))
         acceptor.close()
         await acceptor.wait_closed()

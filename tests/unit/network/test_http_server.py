@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from millrace_server.network import Address, open_socket
+from millrace_server.network import Address, http_server, open_socket
 from millrace_server.network.http_server import EmbeddedHttp, HttpLimits
 
 pytestmark = pytest.mark.usefixtures("prompt_http_stop")
@@ -32,6 +32,12 @@ class OnePageServer:
         reader, writer = await asyncio.open_connection(*self.address)
         writer.write(sent)
         return reader, writer
+
+    async def respond_then_limit(self, idle_seconds_max: float) -> None:
+        """Responds to the request that has arrived; connections then wait no longer than this for another one."""
+        await self.asked.wait()
+        self.server._server.config.limits = HttpLimits(10, idle_seconds_max=idle_seconds_max)
+        self.may_response.set()
 
 
 Start = Callable[[HttpLimits], Awaitable[OnePageServer]]
@@ -78,11 +84,11 @@ async def test_connection_without_a_whole_request_is_closed(start: Start, sent: 
 
 async def test_connection_that_drips_its_header_is_closed(start: Start) -> None:
     """Further bytes do not prolong the time, in the first request and in later ones."""
-    page_server = await start(HttpLimits(10, idle_seconds_max=0.2))
-    page_server.may_response.set()
-    for before in (b"", REQUEST):
+    page_server = await start(HttpLimits(10, idle_seconds_max=WAIT_SECONDS_MAX))
+    for before in (REQUEST, b""):
         reader, writer = await page_server.connect(before)
         if before:
+            await page_server.respond_then_limit(0.1)
             await reader.readuntil(b"page")
         ended = asyncio.create_task(_end_of(reader))
         with suppress(ConnectionError):
@@ -95,11 +101,14 @@ async def test_connection_that_drips_its_header_is_closed(start: Start) -> None:
 
 async def test_connection_between_requests_is_closed_after_a_while(start: Start) -> None:
     """The idle time starts again with each response, and includes the time of the next request's header."""
-    page_server = await start(HttpLimits(10, idle_seconds_max=0.2))
-    page_server.may_response.set()
+    page_server = await start(HttpLimits(10, idle_seconds_max=WAIT_SECONDS_MAX))
     reader, writer = await page_server.connect(REQUEST)
+    await page_server.respond_then_limit(WAIT_SECONDS_MAX)
     assert (await reader.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
+    page_server.asked.clear()
+    page_server.may_response.clear()
     writer.write(REQUEST)
+    await page_server.respond_then_limit(0.1)
     assert (await reader.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
     writer.write(REQUEST[:10])
     assert await _end_of(reader) == b""
@@ -108,10 +117,12 @@ async def test_connection_between_requests_is_closed_after_a_while(start: Start)
 
 async def test_response_that_takes_longer_than_the_idle_time_comes(start: Start) -> None:
     """The idle time does not run while a request is being processed."""
-    page_server = await start(HttpLimits(10, idle_seconds_max=0.05))
+    page_server = await start(HttpLimits(10, idle_seconds_max=WAIT_SECONDS_MAX))
     reader, writer = await page_server.connect(REQUEST)
     await page_server.asked.wait()
-    await asyncio.sleep(0.1)
+    [connection] = page_server.server._server.server_state.connections
+    assert isinstance(connection, http_server._UvicornProtocol)
+    assert connection._idle.cancelled()
     page_server.may_response.set()
     response = await reader.readuntil(b"page")
     assert b"connection: close" not in response
@@ -159,12 +170,11 @@ async def test_connection_at_the_limit_closes_the_one_that_waited_longest(start:
 
 async def test_client_that_does_not_read_its_responses_is_closed(start: Start) -> None:
     """Requests sent in advance do not hold a connection whose responses nobody reads."""
-    page_server = await start(HttpLimits(10, idle_seconds_max=0.1))
+    page_server = await start(HttpLimits(10, idle_seconds_max=WAIT_SECONDS_MAX))
     page_server.page = "x" * (4 << 20)
-    page_server.may_response.set()
     with socket.create_connection(page_server.address) as client:
         client.sendall(REQUEST * 3)
-        await page_server.asked.wait()
+        await page_server.respond_then_limit(0.1)
         async with asyncio.timeout(WAIT_SECONDS_MAX):
             while page_server.server._server.server_state.connections:  # noqa: ASYNC110 - the client sees nothing of it
                 await asyncio.sleep(0.01)

@@ -98,8 +98,8 @@ def test_shared_syncs_of_calls_that_wait_are_one(tmp_path: Path, monkeypatch: py
         first.result(30)
         assert begun.acquire(timeout=30)
         assert not any(other.done() for other in others)
-        # One more for those that came only now.
-        may_end.release(2)
+        # More for those that came only now.
+        may_end.release(len(others))
         for other in others:
             other.result(30)
 

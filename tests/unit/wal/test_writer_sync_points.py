@@ -2,17 +2,17 @@
 
 import errno
 import threading
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from millrace_server.wal import group_writer
 from millrace_server.wal.format import Kind, RecordHead, SegmentHeader
-from millrace_server.wal.records import LogFailedError, Submission
+from millrace_server.wal.records import LogFailedError
 from tests.log_histories import DATA, RunningLog, replay
 from tests.simulated_disk import SimulatedDisk
 from tests.unit.wal.gate import Gate
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("small_logs")
 
@@ -120,11 +120,9 @@ def test_mark_that_fails_fails_the_log(disk: SimulatedDisk, monkeypatch: pytest.
         disk.fail("sync", 1, errno.EIO)
         gate.open()
         begun.result()
-        response: Future[Submission] | None = None
-        while response is None or response.exception() is None:
-            response = log.submit(needs_sync=False)
+        wait_until(lambda: any(call.kind == "sync" and call.is_refused for call in disk.calls))
         with pytest.raises(LogFailedError, match="a sync of the log failed"):
-            response.result()
+            log.append(needs_sync=False)
 
 
 def test_mark_that_finds_no_space_refuses_nothing_else(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
