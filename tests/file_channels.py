@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pytest
 
-from millrace_server.channels.admission import Capacity, DiskSpace
+from millrace_server.channels.admission import Capacity
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.checkpointing import Checkpointing
@@ -23,6 +23,7 @@ from millrace_server.channels.commit import Receipt
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import FileChannelConfig
 from millrace_server.channels.contents import Contents
+from millrace_server.channels.disk_space import DiskAccount, DiskSpace
 from millrace_server.channels.journal import Journal
 from millrace_server.channels.journal_entries import LogContext
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
@@ -121,7 +122,8 @@ class FileChannel:
         )
         contents.restore(recovered.queue, recovered.ledger, recovered.last_commit_time)
         context = LogContext(contents, columns, recovered.ended, recovered.claim)
-        disk_space = DiskSpace(disk, [DATA], asyncio.get_running_loop().time)
+        clock = asyncio.get_running_loop().time
+        disk_space = DiskSpace(lambda _: DiskAccount(disk, clock), [DATA], clock)
         journal = Journal(context, log, disk_space, config, Histogram(LATENCY_SECONDS))
         storage = ChannelStorage(
             channel_id=CHANNEL_ID.hex(),

@@ -321,6 +321,9 @@ class SimulatedDisk:
             taken_bytes = sum(len(file.shown) for names in self._directories.values() for file in names.shown.values())
             return max(0, self.capacity_bytes - taken_bytes)
 
+    def total_bytes(self, _directory: Path) -> int:
+        return self.capacity_bytes
+
     def device(self, _directory: Path) -> int:
         """All directories are on the same device."""
         return 0

@@ -1,9 +1,10 @@
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from millrace_server.channels.admission import FREE_BYTES_SECONDS, REFUSAL_SECONDS, DiskSpace
+from millrace_server.channels.disk_space import FREE_BYTES_SECONDS, REFUSAL_SECONDS, DiskAccount, DiskSpace
 from millrace_server.errors import DiskFullError
 from millrace_server.wal.disk import OsDisk
 from tests.fake_clock import FakeClock
@@ -25,9 +26,14 @@ class SmallDisks(OsDisk):
         return self.free[directory]
 
 
+def accounts_on(disk: SmallDisks, clock: Callable[[], float] | None = None) -> Callable[[Path], DiskAccount]:
+    """Makes the account of each directory, whose disks are all separate."""
+    return lambda _: DiskAccount(disk, clock or FakeClock())
+
+
 def small_space(disk: SmallDisks, min_free_bytes: int, *data_dirs: Path) -> DiskSpace:
     """The space of a channel that leaves this much free."""
-    space = DiskSpace(disk, data_dirs or [LEFT], FakeClock())
+    space = DiskSpace(accounts_on(disk), data_dirs or [LEFT], FakeClock())
     space.min_free_bytes = min_free_bytes
     return space
 
@@ -77,7 +83,7 @@ def test_reserve_below_the_minimum_is_refused() -> None:
 def test_reserve_on_several_disks_goes_by_the_fullest() -> None:
     """Segments use the disks in turn; the disk of the checkpoints, which are small, does not count."""
     disk = SmallDisks(left=1000, right=500, checkpoints=1)
-    space = DiskSpace(disk, [LEFT, RIGHT], FakeClock(), CHECKPOINTS)
+    space = DiskSpace(accounts_on(disk), [LEFT, RIGHT], FakeClock(), CHECKPOINTS)
     with pytest.raises(DiskFullError):
         space.reserve(501)
     disk.free[RIGHT] = 2000
@@ -89,7 +95,7 @@ def test_reserve_on_several_disks_goes_by_the_fullest() -> None:
 def test_measurement_counts_for_a_while() -> None:
     """A busy channel measures a few times in a second."""
     clock = FakeClock()
-    space = DiskSpace(SmallDisks(left=1000), [LEFT], clock)
+    space = DiskSpace(accounts_on(SmallDisks(left=1000), clock), [LEFT], clock)
     assert not space.is_outdated
     clock.now += FREE_BYTES_SECONDS
     assert space.is_outdated
@@ -115,7 +121,7 @@ def test_shortage_lasts_until_the_largest_put_would_pass() -> None:
 def test_shortage_ends_with_a_put_once_none_was_refused_for_a_minute() -> None:
     """A put that is larger than the disk is never stored; a channel that stores all others is not full for ever."""
     disk, clock = SmallDisks(left=500), FakeClock()
-    space = DiskSpace(disk, [LEFT], clock)
+    space = DiskSpace(accounts_on(disk, clock), [LEFT], clock)
     with pytest.raises(DiskFullError):
         space.reserve(501)
     for seconds, lacks_space in ((REFUSAL_SECONDS - 1, True), (1, False)):
@@ -172,3 +178,52 @@ def test_measure_of_a_directory_that_is_gone_keeps_the_last_measurement() -> Non
     with pytest.raises(OSError, match="no such directory"):
         space.measure()
     assert space.free_bytes == 1000
+
+
+def test_reserve_counts_what_other_channels_of_the_disk_are_given() -> None:
+    """Many channels that put at once leave as much free as one does."""
+    disk = SmallDisks(left=1000, right=10_000)
+    account = DiskAccount(disk, FakeClock())
+    first, second = (DiskSpace(lambda _: account, [LEFT], FakeClock()) for _ in range(2))
+    first.min_free_bytes = second.min_free_bytes = 100
+    first.reserve(600)
+    second.reserve(300)
+    for space in (first, second):
+        with pytest.raises(DiskFullError, match="has 100 bytes free"):
+            space.reserve(1)
+    second.note_stored(300)
+    disk.free[LEFT] = 700
+    # Either of them measures for both; the put in flight is not in it.
+    second.measure()
+    assert first.free_bytes == second.free_bytes == 100
+
+
+def test_allocating_leaves_what_puts_leave_and_what_they_are_about_to_write() -> None:
+    """Space that a log allocates ahead is not given to puts as well, though no measurement has seen it yet."""
+    disk = SmallDisks(left=1000)
+    space = small_space(disk, 100)
+    space.reserve(300)
+    for byte_count, is_allowed in ((601, False), (600, True)):
+        with space.allocating(byte_count) as allowed:
+            assert allowed is is_allowed
+    assert space.free_bytes == 100
+    with pytest.raises(DiskFullError):
+        space.reserve(1)
+    disk.free[LEFT] = 400
+    space.measure()
+    assert space.free_bytes == 100
+
+
+def test_allocating_while_another_log_allocates_is_refused() -> None:
+    """No two logs are given the same space, and none waits for the other's disk."""
+    disk = SmallDisks(left=1000)
+    account = DiskAccount(disk, FakeClock())
+    first, second = (DiskSpace(lambda _: account, [LEFT], FakeClock()) for _ in range(2))
+    with first.allocating(1) as is_first_allowed:
+        with second.allocating(1) as is_second_allowed:
+            assert (is_first_allowed, is_second_allowed) == (True, False)
+        # Measured in the middle of it, it may be in the measurement or not: so it counts.
+        first.measure()
+        assert first.free_bytes == 999
+    with second.allocating(1) as is_allowed:
+        assert is_allowed

@@ -113,6 +113,19 @@ async def test_append_preallocates_nothing_of_what_puts_leave_free(stores: Store
     assert store.log_bytes > 1_000_000
 
 
+async def test_append_leaves_min_free_bytes_whatever_other_channels_of_the_disk_append(stores: Stores) -> None:
+    """The channels of one disk share what is free above it, also between two measurements."""
+    stores.disk.free = 1_000_000
+    channels = [(await stores.open(f"c{number}", min_free_bytes=400_000))[1] for number in range(3)]
+    refused = 0
+    for channel in channels:
+        try:
+            await append(channel, bytes(250_000))
+        except DiskFullError:
+            refused += 1
+    assert refused == 1
+
+
 @pytest.mark.parametrize("removes", [True, False])
 async def test_end_of_a_channel_leaves_nothing_of_it_in_the_shared_cache(stores: Stores, *, removes: bool) -> None:
     """The cache may keep its last events for long, but not its queue, producers and transactions."""

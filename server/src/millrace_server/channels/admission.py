@@ -1,13 +1,10 @@
-"""What a channel may hold, in events, bytes and disk space, and the queues of calls that wait for it."""
+"""What a channel may hold, in events and bytes, and the queues of calls that wait for it."""
 
 import asyncio
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from millrace_server.channels.batches import Form, StoredColumns
 from millrace_server.channels.config import ChannelConfig
@@ -15,19 +12,10 @@ from millrace_server.channels.queue import ResponseLimits, TakeLimits
 from millrace_server.errors import (
     BytesFullError,
     ChannelFullError,
-    DiskFullError,
     EventTooLargeError,
     MillraceError,
     TxnCapacityError,
 )
-
-FREE_BYTES_SECONDS = 0.1
-"""How long a measurement of the free space counts; written bytes are subtracted in the meantime."""
-
-DISK_RETRY_DELAY_SECONDS = 1.0
-
-REFUSAL_SECONDS = 60.0
-"""How long a put that the disk had no space for counts while others are stored: its caller may have given up."""
 
 _UNLIMITED_BYTES = 1 << 62
 _OPEN_BYTES_RETRY_DELAY_SECONDS = 1.0
@@ -146,189 +134,6 @@ class Capacity:
             ChannelFullError if event_count > 0 and self.event_count + event_count > self.events_max else BytesFullError
         )
         return kind(message, retry_delay_seconds=min(max(waited_seconds, 0.1), 1.0))
-
-
-@dataclass(slots=True)
-class _Measurement:
-    free_bytes: Mapping[Path, int]
-    fewest_bytes: int
-    """Free bytes of the data directory that has the fewest."""
-    measured_at: float
-    settled_bytes: int
-    """Bytes of puts that had ended before it: what others are given may be missing in it."""
-
-
-class Medium(NamedTuple):
-    """What keeps a channel's log, in the words of messages."""
-
-    name: str
-    """What has space, or none."""
-    keeper: str
-    """What responds, or does not."""
-    remedy: str
-    """What makes space, besides taking events out."""
-
-    @property
-    def silence(self) -> str:
-        """Says that it does not respond."""
-        return f"the {self.keeper} does not respond; commits wait for it"
-
-
-DISK = Medium("disk", "disk", "free space on the disk")
-STREAM = Medium("stream", "engine", "raise stream_bytes_max")
-
-
-class FreeSpace(Protocol):
-    """What shows how much a disk, or a stream, still takes."""
-
-    def free_bytes(self, directory: Path) -> int:
-        """Returns the free bytes; may block."""
-
-
-class DiskSpace:
-    """Keeps puts from filling the disk, so that takes and checkpoints, which free far more, find some space.
-
-    The data directory with the least space counts. It is measured on threads, since a disk that does not respond would
-    hold up the event loop; until then the last measurement counts, less the bytes of puts that were in flight then or
-    came later.
-
-    Attributes:
-        medium: What is called a disk here: it may be a stream.
-        min_free_bytes: Bytes that puts leave free.
-        checkpoint_trouble: Why no checkpoint has space, in a sentence; empty where it has.
-        is_short: A put was refused, and it is not known yet that there is space.
-        is_full: What is short could not be freed.
-    """
-
-    def __init__(
-        self,
-        disk: FreeSpace,
-        data_dirs: Sequence[Path],
-        clock: Callable[[], float],
-        checkpoint_dir: Path | None = None,
-        *,
-        medium: Medium = DISK,
-    ) -> None:
-        self.medium = medium
-        self._disk = disk
-        self._data_dirs = data_dirs
-        self._directories = {*data_dirs, checkpoint_dir or data_dirs[0]}
-        self._clock = clock
-        self._given_bytes = self._settled_bytes = 0  # Of all puts, and of those that have ended.
-        self._refused_bytes = 0  # Bytes of the largest put that was refused.
-        self._refused_at = -math.inf
-        self._refusing_bytes = 0  # Free bytes with which the disk itself refused a put.
-        self.min_free_bytes = 0
-        self.checkpoint_trouble = ""
-        self.is_short = self.is_full = False
-        self.measure()
-
-    @property
-    def directories(self) -> Mapping[Path, int]:
-        """The free bytes of each data directory and of the checkpoint directory, as last measured."""
-        return self._measured.free_bytes
-
-    @property
-    def free_bytes(self) -> int:
-        """Free bytes of the data directory that has the fewest, less what the measurement may not have seen of puts."""
-        measured = self._measured
-        return measured.fewest_bytes - (self._given_bytes - measured.settled_bytes)
-
-    @property
-    def is_outdated(self) -> bool:
-        return self._clock() >= self._measured.measured_at + FREE_BYTES_SECONDS
-
-    @property
-    def lacks_space(self) -> bool:
-        """Whether there is still too little space for what was refused."""
-        return self.is_short and self.free_bytes < self._wanted_bytes
-
-    @property
-    def _wanted_bytes(self) -> int:
-        # A disk may refuse what it seems to have space for, because of a quota: then it must get more free than it had.
-        return max(self.min_free_bytes, self._refusing_bytes) + self._refused_bytes
-
-    @property
-    def trouble(self) -> str:
-        """What is lacking, and what to do, in a sentence; empty while there is space."""
-        # Also while space is being made: who was refused must find the reason here.
-        if not (self.is_full or self.lacks_space):
-            return self.checkpoint_trouble
-        return (
-            f"the {self.medium.name} has no space for puts: {max(self.free_bytes, 0)} bytes are free, and a put of "
-            f"{self._refused_bytes} bytes needs {self._wanted_bytes} (min_free_bytes is {self.min_free_bytes}); take "
-            f"events out, or {self.medium.remedy}"
-        )
-
-    def measure(self) -> None:
-        """Measures the free space; blocks on the disk. Any thread may call it."""
-        # Before the disk is asked: what is written in the meantime counts twice until the next time, rather than not at
-        # all.
-        measured_at, settled_bytes = self._clock(), self._settled_bytes
-        free_bytes = {path: self._disk.free_bytes(path) for path in self._directories}
-        fewest_bytes = min(free_bytes[path] for path in self._data_dirs)
-        # In one assignment: the event loop finds the one or the other.
-        self._measured = _Measurement(free_bytes, fewest_bytes, measured_at, settled_bytes)
-        self._refusing_bytes = min(self._refusing_bytes, self.free_bytes)
-
-    def spare_bytes(self) -> int:
-        """Returns the free bytes above what puts leave free, at this moment; blocks on the disk.
-
-        Any thread may call it.
-
-        Raises:
-            OSError: The disk does not tell.
-        """
-        return min(map(self._disk.free_bytes, self._data_dirs)) - self.min_free_bytes
-
-    def reserve(self, byte_count: int) -> None:
-        """Counts bytes that puts are about to write; raises DiskFullError where too little space would remain.
-
-        `note_stored` or `settle` must follow.
-        """
-        self.refuse_above_free(byte_count)
-        self._given_bytes += byte_count
-
-    def settle(self, byte_count: int) -> None:
-        """Notes that puts of this many reserved bytes have ended; the next measurement shows how."""
-        self._settled_bytes += byte_count
-
-    def refuse_above_free(self, byte_count: int) -> None:
-        """Raises DiskFullError where puts of this many bytes would leave too little space."""
-        free_bytes = self.free_bytes
-        if free_bytes - byte_count < self.min_free_bytes:
-            self._refuse(byte_count)
-            raise DiskFullError(
-                f"the channel's {self.medium.name} has {free_bytes} bytes free; a put of {byte_count} bytes would "
-                f"leave less than min_free_bytes, {self.min_free_bytes}; takes are still possible",
-                retry_delay_seconds=DISK_RETRY_DELAY_SECONDS,
-            )
-
-    def refuse_written(self, byte_count: int) -> None:
-        """Notes that the disk itself has refused this much."""
-        self._refusing_bytes = max(self.free_bytes, 0)
-        self._refuse(byte_count)
-
-    def note_stored(self, byte_count: int) -> None:
-        """Notes that the disk has taken puts of this many reserved bytes.
-
-        That ends a shortage if no put was refused for a while.
-        """
-        self.settle(byte_count)
-        self._refusing_bytes = 0
-        if self._clock() >= self._refused_at + REFUSAL_SECONDS:
-            # It may be larger than the whole disk. Then no space would ever be enough.
-            self._refused_bytes = 0
-
-    def _refuse(self, byte_count: int) -> None:
-        self._refused_bytes = max(self._refused_bytes, byte_count)
-        self._refused_at = self._clock()
-        self.is_short = True
-
-    def end_shortage(self) -> None:
-        """Notes that there is space for all that was refused."""
-        self._refused_bytes = self._refusing_bytes = 0
-        self.is_short = self.is_full = False
 
 
 class LimitingChannels(NamedTuple):

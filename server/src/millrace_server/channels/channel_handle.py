@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import structlog
 
-from millrace_server.channels.admission import DISK, STREAM
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_file import ChannelMovedError
 from millrace_server.channels.config import ChannelConfig
+from millrace_server.channels.disk_space import DISK, STREAM
 from millrace_server.channels.log_store import LogStore
 from millrace_server.channels.recovery import ReplayProgress
 from millrace_server.errors import (

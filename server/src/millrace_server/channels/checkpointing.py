@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import structlog
 
-from millrace_server.channels.admission import DISK_RETRY_DELAY_SECONDS, FREE_BYTES_SECONDS
+from millrace_server.channels.disk_space import DISK_RETRY_DELAY_SECONDS, FREE_BYTES_SECONDS
 from millrace_server.channels.journal import Journal
 from millrace_server.channels.journal_entries import Snapshot
 from millrace_server.channels.records import batches_message, first_needed_segment, slices

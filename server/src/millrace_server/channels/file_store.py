@@ -10,10 +10,10 @@ from pathlib import Path
 
 import structlog
 
-from millrace_server.channels.admission import DiskSpace
 from millrace_server.channels.channel_file import ChannelFile, DirectoryError
 from millrace_server.channels.config import DiskChannelConfig
 from millrace_server.channels.directories import KEPT_INFIX, ChannelDirectories, open_directories
+from millrace_server.channels.disk_space import DiskAccount, DiskSpace
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.log_store import LogStore, OpenLog, make_codec, start_store
 from millrace_server.channels.recovery import ReplayProgress, recover
@@ -72,6 +72,8 @@ class FileStores:
         self._recent = RecentMemory()
         # By the file systems that a log is on, so that one that does not respond holds up the logs of no other.
         self._writers: dict[frozenset[int], WriterThreads] = {}
+        # By device and size: a directory with a quota of its own has its own space in the same file system.
+        self._accounts: dict[tuple[int, int], DiskAccount] = {}
         # Their own threads: reading logs back takes long, and reads of other channels must not wait behind it.
         self._openers = ThreadPoolExecutor(OPENERS_MAX, thread_name_prefix="channel-opener")
         self._long_replays = threading.BoundedSemaphore(_LONG_REPLAYS_MAX)
@@ -163,11 +165,16 @@ class FileStores:
             recovered = recover(log, checkpoints, columns, progress)
             columns.first_segment_id = log.first_segment_id
             devices = frozenset(map(self._disk.device, directories.data_dirs))
-            disk_space = DiskSpace(self._disk, directories.data_dirs, time.monotonic, directories.checkpoint_dir)
+            disk_space = DiskSpace(self._account_of, directories.data_dirs, time.monotonic, directories.checkpoint_dir)
             log.start(
                 threads=self._writers.setdefault(devices, WriterThreads()),
                 histograms=self._histograms,
-                spare_bytes=disk_space.spare_bytes,
+                allocating=disk_space.allocating,
             )
             undoing.pop_all()
         return OpenLog(directories, log, checkpoints, columns, disk_space, recovered)
+
+    def _account_of(self, directory: Path) -> DiskAccount:
+        key = self._disk.device(directory), self._disk.total_bytes(directory)
+        # Several threads open channels; the first account stays.
+        return self._accounts.setdefault(key, DiskAccount(self._disk, time.monotonic))

@@ -13,10 +13,10 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 
-from millrace_server.channels.admission import DISK_RETRY_DELAY_SECONDS, DiskSpace
 from millrace_server.channels.commit import Commit, JournalEntry
 from millrace_server.channels.committer import ClaimRecord
 from millrace_server.channels.config import ChannelConfig, LogChannelConfig
+from millrace_server.channels.disk_space import DISK_RETRY_DELAY_SECONDS, DiskSpace
 from millrace_server.channels.journal_entries import (
     ClaimEntry,
     LogContext,

@@ -6,12 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from millrace_server.channels.admission import Capacity, DiskSpace
+from millrace_server.channels.admission import Capacity
 from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import ChannelIdentity
 from millrace_server.channels.checkpointing import Checkpointing
 from millrace_server.channels.config import LogChannelConfig
 from millrace_server.channels.contents import Contents
+from millrace_server.channels.disk_space import DiskSpace
 from millrace_server.channels.journal import Journal
 from millrace_server.channels.journal_entries import LogContext
 from millrace_server.channels.keys import load_keys

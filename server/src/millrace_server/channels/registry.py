@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from millrace_server.channels.admission import DiskSpace
 from millrace_server.channels.channel import Channel, memory_storage
 from millrace_server.channels.channel_core import ChannelStorage
 from millrace_server.channels.channel_file import DirectoryError
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
 from millrace_server.channels.config import ChannelConfig, DiskChannelConfig, check_channel_name, shown
+from millrace_server.channels.disk_space import DiskSpace
 from millrace_server.channels.entrance import Entrance
 from millrace_server.channels.file_store import OPENERS_MAX, ClosedStore, FileStores
 from millrace_server.channels.log_store import LogStore

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import structlog
 
-from millrace_server.channels.admission import STREAM, DiskSpace
 from millrace_server.channels.channel_file import ChannelIdentity
 from millrace_server.channels.config import LogChannelConfig
+from millrace_server.channels.disk_space import STREAM, DiskAccount, DiskSpace
 from millrace_server.channels.log_columns import LogColumns, RecentMemory
 from millrace_server.channels.log_store import LogStore, OpenLog, make_codec, start_store
 from millrace_server.channels.recovery import ReplayProgress, recover
@@ -176,5 +176,7 @@ class StreamStores:
         channel_id = chain.state.channel_id
         identity = ChannelIdentity(name, channel_id, channel_id, chain.state.made_at_microseconds)
         holder = _Stream(identity, chain, attempt.limits)
-        disk_space = DiskSpace(holder, [Path(stream.name)], time.monotonic, medium=STREAM)
+        disk_space = DiskSpace(
+            lambda _: DiskAccount(holder, time.monotonic), [Path(stream.name)], time.monotonic, medium=STREAM
+        )
         return OpenLog(holder, log, checkpoints, columns, disk_space, recovered), chain

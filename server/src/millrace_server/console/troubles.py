@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from millrace.units import counted, format_byte_size
 from millrace_server.agent.components import Component, ComponentState
-from millrace_server.channels.admission import DiskSpace
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.channel_handle import ChannelHandle, ChannelState
+from millrace_server.channels.disk_space import DiskSpace
 from millrace_server.console.readings import ChannelReading
 from millrace_server.network.tls import expiry_times
 

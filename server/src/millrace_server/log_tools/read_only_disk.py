@@ -80,6 +80,9 @@ class ReadOnlyDisk:
     def free_bytes(self, _directory: Path) -> int:
         return 0
 
+    def total_bytes(self, _directory: Path) -> int:
+        return 0
+
     def device(self, _directory: Path) -> int:
         return 0
 

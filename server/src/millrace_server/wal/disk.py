@@ -87,6 +87,9 @@ class Disk(Protocol):
     def free_bytes(self, directory: Path) -> int:
         """Returns the space that this process may still use in the directory's file system."""
 
+    def total_bytes(self, directory: Path) -> int:
+        """Returns the size of the directory's file system, or of its quota there where it has one."""
+
     def device(self, directory: Path) -> int:
         """Returns a number that all directories of the same file system share."""
 
@@ -230,6 +233,10 @@ class OsDisk:
         # f_bavail, not f_bfree: what is reserved for root is not ours.
         status = os.statvfs(directory)
         return status.f_bavail * status.f_frsize
+
+    def total_bytes(self, directory: Path) -> int:
+        status = os.statvfs(directory)
+        return status.f_blocks * status.f_frsize
 
     def device(self, directory: Path) -> int:
         return directory.stat().st_dev

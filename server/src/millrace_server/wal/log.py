@@ -12,7 +12,7 @@ from millrace_server.wal.reading import RecordReader, SegmentScanner
 from millrace_server.wal.records import Location, LogPosition
 from millrace_server.wal.segments import LogCorruptError, Segment, SegmentFiles
 from millrace_server.wal.submitting import CallSoon, Submitting
-from millrace_server.wal.writer import LogWriter
+from millrace_server.wal.writer import Allocating, LogWriter, always_allocating
 from millrace_server.wal.writer_threads import WriterThreads
 
 _REWRITE_BYTES = 8 << 20
@@ -207,7 +207,7 @@ class WriteAheadLog(Submitting[LogWriter]):
         call_soon: CallSoon | None = None,
         threads: WriterThreads | None = None,
         histograms: Histograms | None = None,
-        spare_bytes: Callable[[], int] | None = None,
+        allocating: Allocating = always_allocating,
     ) -> None:
         """Starts to accept records after those that replay found.
 
@@ -216,14 +216,13 @@ class WriteAheadLog(Submitting[LogWriter]):
                 to the event loop of the first caller that submits.
             threads: The threads that logs of the same disk share; by default its own.
             histograms: Where its writes and syncs are counted.
-            spare_bytes: Returns how many bytes of the disks' free space may be preallocated; by default any number.
+            allocating: Whether this many bytes may be preallocated; entered while they are. By default always.
         """
         assert self._is_writable, "a log is replayed to its end before it is started"
         self._call_soon = call_soon
         self._writer = LogWriter(self._files, self._segments, self._end, self._codec, self._complete)
         self._writer.count_in(histograms or Histograms())
-        if spare_bytes is not None:
-            self._writer.spare_bytes = spare_bytes
+        self._writer.allocating = allocating
         self._writer.start(threads or WriterThreads(), ends_with_sync_point=self._ends_with_sync_point)
 
     # Use.

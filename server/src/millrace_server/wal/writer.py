@@ -1,10 +1,9 @@
 """Writes the log's records to segments and syncs them; see FORMAT.md, "Writing" and "The crash argument"."""
 
 import errno
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Never
 
 from millrace_server.histograms import Histogram, Histograms
@@ -27,6 +26,8 @@ GROUP_BYTES_MAX = 16 << 20
 # These errors pass once someone frees space or descriptors. All others fail the log.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 
+Allocating = Callable[[int], AbstractContextManager[bool]]
+
 
 class LogWriter(GroupWriter):
     """Writes groups to segments; a SYNC_POINT follows while the log is idle.
@@ -40,7 +41,7 @@ class LogWriter(GroupWriter):
         response: Called on the writer's thread with each group that was written, refused or failed, and its error.
 
     Attributes:
-        spare_bytes: Returns how many bytes of the disks' free space may be preallocated; set it before the start.
+        allocating: Whether this many bytes may be preallocated; entered while they are. Set it before the start.
     """
 
     _sync_times: Histogram
@@ -62,7 +63,7 @@ class LogWriter(GroupWriter):
         # Behind which sync a SYNC_POINT was last attempted. 0: none yet.
         self._sync_point_position = 0
         self._preallocated_position = end.position
-        self.spare_bytes: Callable[[], int] = _unbounded
+        self.allocating: Allocating = always_allocating
 
     def count_in(self, histograms: Histograms) -> None:
         """Sets where its syncs and the sizes of its groups are counted; call it before any other method."""
@@ -123,9 +124,9 @@ class LogWriter(GroupWriter):
         length = position - self._preallocated_position + ahead
         # An almost full disk, or a file system without fallocate: the file then grows with each write. Whether there
         # is space for the records themselves, the write finds out.
-        with suppress(OSError):
+        with suppress(OSError), self.allocating(length) as is_allowed:
             # Many logs that preallocate would take what puts leave free for takes and checkpoints.
-            if length <= self.spare_bytes():
+            if is_allowed:
                 self._segment.file.reserve(self._preallocated_position, length)
                 self._preallocated_position += length
 
@@ -196,5 +197,6 @@ def _refusal(what: str, error: OSError) -> LogFullError | LogFailedError:
     return kind(f"{what}: {error.strerror}")
 
 
-def _unbounded() -> int:
-    return sys.maxsize
+def always_allocating(_byte_count: int) -> AbstractContextManager[bool]:
+    """Allows a log to preallocate any number of bytes."""
+    return nullcontext(enter_result=True)
