@@ -1,9 +1,11 @@
 """Spark for tests: small, local, and quick to start."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -37,17 +39,29 @@ def spark_session(
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = python
     spark = SparkSession.builder.master(master).appName("millrace-tests").config(map={**LOCAL_CONFIG, **config})
-    with patch("pyspark.java_gateway.Popen", _started_apart):
+    with java_started_without_fork():
         session = spark.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
     return session
 
 
-def _started_apart(command: Sequence[str], *, preexec_fn: object, **options: Any) -> subprocess.Popen[bytes]:
-    """Starts Java out of reach of Ctrl-C, as PySpark does, but without `preexec_fn`.
+@contextmanager
+def java_started_without_fork() -> Iterator[None]:
+    """Lets a program that uses gRPC start Spark.
 
-    For that Python forks, and one in twenty children crashes before it becomes Java if threads of this process are
-    inside gRPC.
+    PySpark gives its launcher a `preexec_fn`, for which Python forks. In the new process, gRPC starts threads before
+    the launcher runs, and Python closes their descriptors: one in twenty crashes (gRPC's issue 43055), and PySpark
+    reports JAVA_GATEWAY_EXITED.
     """
+    with patch("pyspark.java_gateway.Popen", _start_launcher):
+        yield
+
+
+def _start_launcher(command: Sequence[str], *, preexec_fn: object, **options: Any) -> subprocess.Popen[bytes]:
+    """Starts Java so that Ctrl-C does not end it, as `preexec_fn` does; it stays in the process group of its driver."""
     assert preexec_fn
-    return subprocess.Popen(command, start_new_session=True, **options)
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return subprocess.Popen(command, **options)
+    finally:
+        signal.signal(signal.SIGINT, former)

@@ -20,6 +20,7 @@ from tests.bench.calls import Method, connect, stream_many
 from tests.bench.memory_source import MemorySource
 from tests.bench.payloads import BATCH_EVENTS, BODY_BYTES
 from tests.millraced import Millraced
+from tests.spark_session import java_started_without_fork
 
 _VARIANTS = 20
 """The number of different batches. With fewer, Parquet would store each body once, and read next to nothing."""
@@ -117,7 +118,8 @@ def _session(scratch: Path) -> SparkSession:
         ("spark.ui.showConsoleProgress", "false"),
     ):
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    with java_started_without_fork():
+        spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
     spark.dataSource.register(MemorySource)
