@@ -137,7 +137,7 @@ def test_metrics_of_refusals_are_the_errors_of_the_clients(watched: Watched) -> 
             (boss, "tiers", [b"a"] * 4),
             (boss, "tiers", [b"b"]),
             (boss, "missing", [b"c"]),
-            (slow, "tiers", [b"d"]),
+            (slow, "tiers", [b"d" * 1_000]),
             (slow, "tiers", [b"e"]),
         ):
             try:

@@ -68,12 +68,15 @@ def test_failover_while_a_server_is_away_loses_nothing(servers: Servers) -> None
                 servers.running[0].send(signal.SIGTERM)
             if index == 2000:
                 servers.running[0].wait()
-                servers.start(0)
             if index % 10 == 0:
                 time.sleep(0.002)
             futures.append(producer.send(b"%d %d" % (index % 5, index), key=str(index % 5)))
+            if index == 2000:
+                # The second server stores it, since the first one is away.
+                assert futures[-1].result(60).stored
+                servers.start(0)
         results = [future.result(60) for future in futures]
-        while producer.send(b"-1 -1").result(10).attempts[-1].server != servers.addresses[0]:
+        while producer.send(b"-1 -1").result(60).attempts[-1].server != servers.addresses[0]:
             time.sleep(0.05)
     assert all(result.stored for result in results)
     bodies = [[body for body in servers.bodies(index) if body != b"-1 -1"] for index in range(2)]

@@ -22,7 +22,8 @@ transaction_capacity = 10000
 """
 _MIB = 1 << 20
 
-# A process of its own, for exact figures of its memory. It sends as fast as it can for a while.
+# A process of its own, for exact figures of its memory. It sends as fast as it can for a while, and until its buffer
+# overflows, which takes longer on a slow machine.
 _PROGRAM = """
 import json, os, resource, sys, time
 from pathlib import Path
@@ -34,7 +35,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 config = ProducerConfig(
-    buffer_bytes_max=32 << 20, overflow=policy, max_block_seconds=seconds / 3, timeout_seconds=600.0,
+    buffer_bytes_max=32 << 20, overflow=policy, max_block_seconds=1.0, timeout_seconds=600.0,
     delivery_timeout_seconds=600.0,
 )
 producer = Producer(address, "orders", config=config)
@@ -45,8 +46,8 @@ before = resident_bytes()
 print("begin", flush=True)
 sys.stdin.readline()
 ends = time.monotonic() + seconds
-taken = refused = most = 0
-while time.monotonic() < ends:
+taken = refused = dropped = most = 0
+while time.monotonic() < ends or not (refused or dropped):
     try:
         producer.send(Event(os.urandom(512), {"number": str(taken), "host": "a"}))
         taken += 1
@@ -55,6 +56,7 @@ while time.monotonic() < ends:
         time.sleep(0.001)
     if taken % 1000 == 0:
         most = max(most, resident_bytes())
+        dropped = producer.metrics().events_dropped
 most = max(most, resident_bytes())
 print("stood", flush=True)
 sys.stdin.readline()
@@ -125,7 +127,7 @@ def test_send_through_a_standstill_is_stored_once(server: Millraced) -> None:
     """A server that was considered dead and continues stores nothing twice."""
     config = millrace.ProducerConfig(linger_seconds=0.001, timeout_seconds=0.5, delivery_timeout_seconds=60.0)
     with millrace.Producer(server.grpc, "orders", config=config) as producer:
-        producer.send(b"first").result(20)
+        producer.send(b"first").result(60)
         server.send(signal.SIGSTOP)
         futures = [producer.send(b"%d" % index, key=str(index % 3)) for index in range(3000)]
         time.sleep(1.5)

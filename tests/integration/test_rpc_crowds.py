@@ -13,7 +13,7 @@ from millrace_server.grpc_services.server import STREAMS_MAX
 from tests.conftest import StartMillraced
 from tests.millraced import Millraced
 from tests.process_figures import cpu_seconds, resident_bytes, thread_count
-from tests.rpc import Rpc, columns, connected, seconds, sequences_of
+from tests.rpc import Rpc, columns, connected, events, seconds, sequences_of
 
 CALLS = 2_000
 TAKERS = 1_000
@@ -39,7 +39,8 @@ async def test_calls_all_at_once_all_succeed(server: Millraced, calls: int, conn
     """All calls succeed, even above a connection's limit of concurrent calls; each stores its event."""
     async with connections(server, connection_count) as rpcs:
         name = await rpcs[0].make_channel(capacity=calls)
-        responses = await asyncio.gather(*(rpcs[index % len(rpcs)].append(name, b"a") for index in range(calls)))
+        request = pb.AppendRequest(channel=name, events=events(b"a"))
+        responses = await asyncio.gather(*(rpcs[index % len(rpcs)].channels.Append(request) for index in range(calls)))
         assert sorted(response.first_sequence for response in responses) == list(range(1, calls + 1))
         assert (await rpcs[0].look(name)).gauges.queued_events == calls
         assert thread_count(server.process.pid) < THREADS_MAX
