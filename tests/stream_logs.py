@@ -2,15 +2,20 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from millrace_server.histograms import Histograms
 from millrace_server.replication.chain import Chain
+from millrace_server.replication.connection import Connection
 from millrace_server.replication.engine import Engine
 from millrace_server.replication.engine_access import EngineAccess
+from millrace_server.replication.lone_connection import cancel
 from millrace_server.replication.stream import Stream, StreamLimits
 from millrace_server.replication.stream_checkpoints import StreamCheckpoints
 from millrace_server.replication.stream_log import StreamLog
@@ -20,6 +25,7 @@ from millrace_server.wal.log import LogRecord
 from millrace_server.wal.payload_codec import Payload, PayloadCodec
 from millrace_server.wal.records import LogPosition, Submission
 from millrace_server.wal.writer_threads import WriterThreads
+from tests.waiting import until
 
 LIMITS = StreamLimits(replicas=1, stream_bytes_max=1 << 28)
 _numbers = itertools.count()
@@ -42,6 +48,24 @@ async def engine_at(*urls: str, access: EngineAccess | None = None, has_lone: bo
         yield engine
     finally:
         await asyncio.to_thread(engine.close)
+
+
+@contextmanager
+def connecting_until(problem: str) -> Iterator[None]:
+    """Lets connections that are refused be given up once their last problem is this, rather than after seconds."""
+    open_connection, is_it = Connection.open, re.compile(problem).search
+
+    async def open_until_refused(connection: Connection, *arguments: Any) -> None:
+        opening = asyncio.ensure_future(open_connection(connection, *arguments))
+        try:
+            await until(lambda: connection.last_error is not None and is_it(str(connection.last_error)) is not None)
+        finally:
+            await cancel(opening)
+        raise TimeoutError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "open", open_until_refused)
+        yield
 
 
 @dataclass

@@ -1,6 +1,8 @@
 """Runs the asynchronous tests of the server's processes on the server's event loop; fixtures of several directories."""
 
 import asyncio
+import gc
+import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
@@ -30,6 +32,14 @@ def prompt_http_stop(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(0.001)
 
     monkeypatch.setattr(uvicorn.server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": check_soon}))
+
+
+@pytest.fixture
+def logged_here(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Returns the messages that the test logs, without those of the threads and the garbage of former tests."""
+    gc.collect()
+    others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    return lambda: [record.getMessage() for record in caplog.records if record.thread not in others]
 
 
 @pytest.fixture

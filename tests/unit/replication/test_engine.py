@@ -1,6 +1,7 @@
 """The connection to an engine, and its end."""
 
 import asyncio
+from collections.abc import Callable
 from unittest.mock import AsyncMock
 
 import pytest
@@ -13,9 +14,8 @@ from tests.stream_logs import engine_at
 from tests.waiting import until
 
 
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 async def test_close_while_the_connection_breaks_ends_all_the_same(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, logged_here: Callable[[], list[str]]
 ) -> None:
     """A server that stops while its engine is down exits as usual, and leaves no task behind."""
 
@@ -31,7 +31,7 @@ async def test_close_while_the_connection_breaks_ends_all_the_same(
     await asyncio.to_thread(engine.close)
     assert not engine._thread.is_alive()
     assert engine._loop.is_closed()
-    assert caplog.messages == []
+    assert logged_here() == []
 
 
 async def test_ask_that_waited_too_long_leaves_its_response_to_nobody(nats_url: str) -> None:
@@ -58,10 +58,9 @@ async def _ask_twice(connection: Connection) -> None:
         await connection.ask("nowhere", {}, [b""], 30)
 
 
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("moment", ["before it begins", "while nothing is there", "once it is open"])
 async def test_close_of_a_lone_connection_ends_it(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moment: str
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, logged_here: Callable[[], list[str]], moment: str
 ) -> None:
     """Whatever it is doing, and it leaves no task behind."""
     engine = await Engine.connected([nats_url])
@@ -76,4 +75,4 @@ async def test_close_of_a_lone_connection_ends_it(
     await asyncio.to_thread(engine.close)
     assert not lone.is_open
     assert asyncio.all_tasks() == before
-    assert caplog.messages == []
+    assert logged_here() == []

@@ -25,15 +25,9 @@ from millrace_server.replication.lease_bucket import JetStreamBucket, JetStreamL
 from millrace_server.replication.nkeys import Nkey
 from millrace_server.replication.sync_check import warn_of_missing_syncs
 from millrace_server.wal.records import LogFailedError
-from tests.stream_logs import OwnedLog, engine_at, new_name, owned_log
+from tests.stream_logs import OwnedLog, connecting_until, engine_at, new_name, owned_log
 
 _SEED_PREFIXES = {"O": 14, "A": 0, "U": 20}
-
-
-@pytest.fixture(autouse=True)
-def short_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets those that are refused give up soon."""
-    monkeypatch.setattr(engine_module, "_CONNECT_SECONDS", 1.0)
 
 
 class _Key:
@@ -83,6 +77,13 @@ async def _use(url: str, access: EngineAccess) -> None:
         assert await log.read(*stored) == [b"1", large]
 
 
+@contextmanager
+def _refused(sentence: str) -> Iterator[pytest.ExceptionInfo[EngineError]]:
+    """Asserts that such connections are refused, with this in the message."""
+    with connecting_until(sentence), pytest.raises(EngineError, match=sentence) as raised:
+        yield raised
+
+
 def _secret(folder: Path, content: str) -> Path:
     path = folder / f"secret-{secrets.token_hex(4)}"
     path.write_text(content)
@@ -94,7 +95,7 @@ async def test_connect_with_a_user_and_a_password_is_admitted(tmp_path: Path) ->
     """Another password is not, and is not shown."""
     with _server(tmp_path, "authorization: {user: millrace, password: right}") as cluster:
         await _use(cluster.urls[0], EngineAccess(user="millrace", password_file=_secret(tmp_path, "right\n")))
-        with pytest.raises(EngineError, match="Authorization Violation") as raised:
+        with _refused("Authorization Violation") as raised:
             await _use(cluster.urls[0], EngineAccess(user="millrace", password_file=_secret(tmp_path, "wr0ng")))
         assert "wr0ng" not in str(raised.value)
 
@@ -154,7 +155,7 @@ async def test_connect_with_an_nkey_is_admitted(tmp_path: Path) -> None:
     key = _Key("U")
     with _server(tmp_path, f"authorization: {{users: [{{nkey: {key.public}}}]}}") as cluster:
         await _use(cluster.urls[0], EngineAccess(nkey_file=_secret(tmp_path, key.seed)))
-        with pytest.raises(EngineError, match="Authorization Violation"):
+        with _refused("Authorization Violation"):
             await _use(cluster.urls[0], EngineAccess(nkey_file=_secret(tmp_path, _Key("U").seed)))
 
 
@@ -212,9 +213,9 @@ async def test_connect_over_tls_checks_both_certificates(tmp_path: Path) -> None
     config = f"tls: {{cert_file: '{certificate}', key_file: '{key}', ca_file: '{ca}', verify: true}}"
     with _server(tmp_path, config) as cluster:
         await _use(cluster.urls[0], EngineAccess(tls=EngineTls(ca=ca, certificate=own, private_key=own_key)))
-        with pytest.raises(EngineError, match="can be used"):
+        with connecting_until(""), pytest.raises(EngineError, match="can be used"):
             await _use(cluster.urls[0], EngineAccess(tls=EngineTls(ca=ca)))
-        with pytest.raises(EngineError, match="certificate verify failed"):
+        with _refused("certificate verify failed"):
             await _use(cluster.urls[0], EngineAccess(tls=EngineTls(ca=other_ca, certificate=own, private_key=own_key)))
 
 
@@ -222,7 +223,7 @@ async def test_connect_with_tls_to_a_server_without_it_is_refused(nats_url: str,
     """Nothing is sent in plain text where TLS was asked for."""
     ca = tmp_path / "ca.pem"
     ca.write_bytes(Authority().certificate)
-    with pytest.raises(EngineError, match="does not ask for TLS, and `tls` is set"):
+    with _refused("does not ask for TLS, and `tls` is set"):
         await _use(nats_url, EngineAccess(tls=EngineTls(ca=ca)))
 
 

@@ -18,7 +18,7 @@ from millrace_server.wal.payload_codec import KeyMissingError, PayloadCodec
 from millrace_server.wal.records import LogFailedError, LogFullError, LogTakenOverError
 from millrace_server.wal.segments import LogCorruptError
 from tests.cutting_proxy import CuttingAppends, cutting_proxy
-from tests.stream_logs import LIMITS, OwnedLog, engine_at, new_name, owned_log
+from tests.stream_logs import LIMITS, OwnedLog, connecting_until, engine_at, new_name, owned_log
 
 _MIB = 1 << 20
 
@@ -322,6 +322,7 @@ async def test_replay_of_a_group_whose_records_cannot_be_read_is_refused(
             await OwnedLog.opened(engine, name)
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_open_of_a_stream_that_was_set_back_is_refused(nats_url: str) -> None:
     """Also where the stream exists, but ends before what was there."""
     name = new_name()
@@ -472,8 +473,10 @@ async def test_records_are_encrypted_and_compressed_as_in_files(nats_url: str) -
             await OwnedLog.opened(engine, name)
 
 
-async def test_connect_to_nothing_says_what_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_to_nothing_says_what_cannot_be_reached() -> None:
     """An operator sees the addresses."""
-    monkeypatch.setattr("millrace_server.replication.engine._CONNECT_SECONDS", 0.2)
-    with pytest.raises(EngineError, match=r"none of nats://127\.0\.0\.1:1 can be used: .*Connect"):
+    with (
+        connecting_until("Connect"),
+        pytest.raises(EngineError, match=r"none of nats://127\.0\.0\.1:1 can be used: .*Connect"),
+    ):
         await Engine.connected(["nats://127.0.0.1:1"])
