@@ -109,18 +109,6 @@ async def test_run_of_many_messages_batches_them_by_count() -> None:
     assert channel_writer.batch_sizes == [150, 150, 150]
 
 
-async def test_run_of_few_messages_stores_them_after_the_linger() -> None:
-    """Messages that come within the linger are one batch."""
-    made, channel_writer = make_source(linger_seconds=0.3), RecordingWriter()
-    async with running(made, channel_writer), sender(made) as (_, writer):
-        for number in range(3):
-            writer.write(b"<13>1 - - - - - - %d\n" % number)
-            await writer.drain()
-            await asyncio.sleep(0.01)
-        await channel_writer.wait_for(3)
-    assert channel_writer.batch_sizes == [3]
-
-
 async def test_run_with_a_connection_that_ends_in_a_message_stores_it() -> None:
     """A last line needs no line end; a counted message that is cut off is marked."""
     made, channel_writer = make_source(), RecordingWriter()
@@ -278,19 +266,6 @@ async def test_run_with_a_message_letter_by_letter_closes_the_connection(monkeyp
         rows = await channel_writer.wait_for(3)
     assert [body for _, body in rows if not body.startswith(b"a")] == [b"first", b"second"]
     assert [headers.get("syslog_truncated") for headers, body in rows if body.startswith(b"a")] == ["true"]
-
-
-async def test_run_with_a_busy_sender_does_not_take_it_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each message has its own time, however the network cuts them."""
-    monkeypatch.setattr(listeners, "MESSAGE_SECONDS_MAX", 0.5)
-    made, channel_writer = make_source(), RecordingWriter()
-    async with running(made, channel_writer), sender(made) as (_, writer):
-        for _ in range(75):
-            writer.write(b"a\nb")
-            await asyncio.sleep(0.01)
-        writer.write(b"\n")
-        await channel_writer.wait_for(76)
-    assert not any("syslog_truncated" in headers for headers, _ in channel_writer.rows)
 
 
 async def test_run_with_senders_that_reset_their_connections_stores_their_messages() -> None:
