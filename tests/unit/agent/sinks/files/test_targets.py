@@ -15,6 +15,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from millrace_server.agent.sinks.files.local_target import LocalTarget
 from millrace_server.agent.sinks.files.targets import FileSystem, RemoteTarget, open_file_system
 from tests.fake_s3 import FakeS3, fake_s3
+from tests.waiting import WAIT_SECONDS_MAX
 
 ROOT = "memory://bucket/logs"
 
@@ -316,7 +317,9 @@ def s3() -> Iterator[FakeS3]:
 
 
 def _s3_target(s3: FakeS3, tmp_path: Path) -> RemoteTarget:
-    options = {"endpoint_override": s3.endpoint, "scheme": "http", "access_key": "a", "secret_key": "b"}
+    # By default, a server that does not respond for three seconds is given up.
+    patient = dict.fromkeys(["request_timeout", "connect_timeout"], WAIT_SECONDS_MAX)
+    options = {"endpoint_override": s3.endpoint, "scheme": "http", "access_key": "a", "secret_key": "b", **patient}
     target = RemoteTarget(lambda: open_file_system(S3_ROOT, options), S3_ROOT, tmp_path / "staging")
     target.open("sink-1")
     return target
