@@ -277,10 +277,11 @@ def test_a_search_without_end_is_given_up_and_its_event_refused(
     monkeypatch.setattr(regexes, "MATCH_SECONDS_MAX", 0.05)
     texts = ["aa", FOREVER_TEXT, "aa"]
     table = EventTable([text.encode() for text in texts], {"h": texts})
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(EventsRefusedError) as caught:
         interceptor(type=kind, pattern=FOREVER_PATTERN, header=header, **more).intercept(table)
     assert list(caught.value.reasons) == [1]
-    assert time.monotonic() - began < 5
+    # The limit, too, is one of processor time.
+    assert time.thread_time() - began < 5
     good = table.chosen([True, False, True])
     assert interceptor(type=kind, pattern=FOREVER_PATTERN, header=header, **more).intercept(good).count == 2
