@@ -71,6 +71,7 @@ async def test_run_of_a_command_that_ends_again_and_again_reports_it_once(
 ) -> None:
     """It never worked, so there is nothing new to log."""
     monkeypatch.setattr("millrace_server.agent.runners.Backoff", lambda: Backoff(0.01, 0.01))
+    monkeypatch.setattr("millrace_server.agent.sources.exec.source._STABLE_SECONDS", 3_600.0)
     async with running_source(shell("exit 1", restart="always"), registry_with("lines"), tmp_path) as component:
         await until(lambda: component.failure_count >= 5)
         assert component.state is ComponentState.BACKING_OFF
