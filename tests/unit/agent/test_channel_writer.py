@@ -433,13 +433,13 @@ async def test_deliver_through_a_balancer_stores_each_batch_in_one_channel(polic
     registry = registry_of(a=memory(), b=memory(), c=memory())
     selector = LoadBalancingConfig.model_validate({"type": "load_balancing", "policy": policy})
     writer = writer_of(registry, list("abc"), selector=selector)
-    for number in range(30):
+    for number in range(60):
         await writer.deliver(table_of(b"%d" % number, b"%d+" % number), batch_stamp(10 * number, 10 * number + 9))
     stored = held(registry, *"abc")
-    assert all(4 <= len(bodies) <= 40 for bodies in stored.values()), stored
+    assert all(4 <= len(bodies) <= 80 for bodies in stored.values()), stored
     everything = sorted(body for bodies in stored.values() for body in bodies)
-    assert everything == sorted(b"%d" % n + more for n in range(30) for more in (b"", b"+"))
-    assert writer.stored_ranges("file") == [[(0, 299)]] * 3
+    assert everything == sorted(b"%d" % n + more for n in range(60) for more in (b"", b"+"))
+    assert writer.stored_ranges("file") == [[(0, 599)]] * 3
 
 
 async def test_deliver_through_a_balancer_dead_letters_what_none_of_its_channels_takes() -> None:

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from tests.server_loop import new_server_loop
+from tests.waiting import WAIT_SECONDS_MAX
 
 
 def test_loop_in_which_a_test_times_out_ends() -> None:
@@ -20,7 +21,7 @@ def test_loop_in_which_a_test_times_out_ends() -> None:
             sending = threading.Thread(target=signal.raise_signal, args=(signal.SIGUSR1,))
             runner.get_loop().call_soon(sending.start)
             with pytest.raises(RuntimeError, match="stopped before Future completed"):
-                runner.run(asyncio.wait_for(asyncio.Event().wait(), 10))
+                runner.run(asyncio.wait_for(asyncio.Event().wait(), WAIT_SECONDS_MAX))
             sending.join()
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from millrace_server.agent.worker_thread import WorkerThread
-from tests.waiting import until
+from tests.waiting import WAIT_SECONDS_MAX, until
 
 _EVER_RUNNING = """
 import asyncio, time
@@ -52,7 +52,7 @@ async def test_submit_cancelled_before_its_start_is_skipped() -> None:
 
     def begin() -> None:
         seen.append("begun")
-        go.wait(20)
+        go.wait()
 
     begun = asyncio.ensure_future(thread.submit(begin))
     await until(lambda: seen == ["begun"])
@@ -76,7 +76,7 @@ async def test_thread_without_references_ends() -> None:
 
 def test_function_that_never_ends_keeps_no_program_from_ending() -> None:
     """A user's own function may block without end."""
-    subprocess.run([sys.executable, "-c", _EVER_RUNNING], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", _EVER_RUNNING], check=True)
 
 
 async def test_shutdown_completes_queued_calls_and_the_next_call_starts_another_thread() -> None:
@@ -85,7 +85,7 @@ async def test_shutdown_completes_queued_calls_and_the_next_call_starts_another_
     last = thread.submit(threading.current_thread)
     thread.shutdown()
     former = await last
-    await asyncio.to_thread(former.join, 20)
+    await asyncio.to_thread(former.join, WAIT_SECONDS_MAX)
     assert not former.is_alive()
     assert await thread.submit(threading.current_thread) is not former
 
@@ -112,7 +112,7 @@ async def test_end_with_a_call_behind_one_that_hangs_returns_in_time() -> None:
     assert not has_ended.is_set()
     go.set()
     assert await hanging
-    assert await asyncio.to_thread(has_ended.wait, 10.0)
+    assert await asyncio.to_thread(has_ended.wait, WAIT_SECONDS_MAX)
 
 
 async def test_submit_cancelled_after_its_start_reports_no_error() -> None:
@@ -122,11 +122,11 @@ async def test_submit_cancelled_after_its_start_reports_no_error() -> None:
 
     def fail() -> None:
         has_begun.set()
-        go.wait(10.0)
+        go.wait()
         raise OSError
 
     failing = thread.submit(fail)
-    assert await asyncio.to_thread(has_begun.wait, 10.0)
+    assert await asyncio.to_thread(has_begun.wait, WAIT_SECONDS_MAX)
     failing.cancel()
     go.set()
     assert await thread.submit(lambda: 7) == 7
@@ -145,5 +145,5 @@ def test_submit_of_a_function_that_ends_after_its_loop_is_closed_raises_nothing(
 
     thread = asyncio.run(begin())
     go.set()
-    thread.join(10.0)
+    thread.join(WAIT_SECONDS_MAX)
     assert not thread.is_alive()
