@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from millrace_server.channels.channel import Channel
@@ -24,6 +25,7 @@ from millrace_server.log_tools.scanning import ToolProgress
 from millrace_server.log_tools.verify import Report, batches_of, recover_without
 from millrace_server.log_tools.verify import verify as verify_view
 from millrace_server.log_tools.view import open_view
+from millrace_server.wal import group_writer
 from millrace_server.wal.format import SegmentHeader
 from millrace_server.wal.payload_codec import PayloadCodec
 from millrace_server.wal.reading import SegmentScanner
@@ -50,15 +52,22 @@ async def open_channel(base: Path, name: str = NAME, **limits: Any) -> AsyncIter
 
 
 @asynccontextmanager
-async def open_hosted(base: Path, name: str = NAME, **limits: Any) -> AsyncIterator[ChannelHandle]:
-    """The same, with the registry's handle."""
+async def open_hosted(
+    base: Path, name: str = NAME, *, sync_point_seconds: float = 3600.0, **limits: Any
+) -> AsyncIterator[ChannelHandle]:
+    """The same, with the registry's handle.
+
+    By default its log has a SYNC_POINT only at its end: one wherever it was idle would move its other records.
+    """
     registry = ChannelRegistry(message_bytes_max=1 << 20, open_transactions_max=100, channels_dir=base)
-    handle = registry.create(name, limits_of(**limits))
-    try:
-        await handle.opened.wait()
-        yield handle
-    finally:
-        await registry.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", sync_point_seconds)
+        handle = registry.create(name, limits_of(**limits))
+        try:
+            await handle.opened.wait()
+            yield handle
+        finally:
+            await registry.close()
 
 
 async def fill(channel: Channel, rounds: int = 6, first_round: int = 0) -> None:

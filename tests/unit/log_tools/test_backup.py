@@ -63,7 +63,8 @@ def test_back_up_of_a_closed_channel_copies_what_it_is(made: Path, backup: Path)
 
 async def test_back_up_of_an_open_channel_holds_all_that_was_acknowledged(tmp_path: Path) -> None:
     """The backup takes no lock and does not delay the channel; uncommitted events are not in it."""
-    async with open_channel(tmp_path) as channel:
+    # The proof that the backup waits for.
+    async with open_channel(tmp_path, sync_point_seconds=0.05) as channel:
         for number in range(5):
             await fill(channel, 2, first_round=2 * number)
             await append(channel, b"the last of %d" % number)
