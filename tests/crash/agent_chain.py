@@ -207,9 +207,7 @@ class AgentChain:
 
     def _check_log(self, name: str) -> None:
         server = self.daemons[name].server
-        errors = [entry for entry in server.log if entry["level"] in {"error", "critical"}]
-        # A server that was paused reports its disk as stalled.
-        troubles = [*server.other_output, *(entry for entry in errors if entry.get("state") != "stalled")]
+        troubles = [*server.other_output, *server.faults]
         assert not troubles, f"{name} says {troubles}"
 
     def _kill(self, name: str, down_seconds: float) -> None:

@@ -128,7 +128,7 @@ class KilledServer:
         """Stops the last server gracefully."""
         assert self._server is not None
         assert await asyncio.to_thread(self._server.stop) == 0
-        assert [entry for entry in self._server.log if entry["level"] == "error"] == []
+        assert self._server.faults == []
 
     async def close(self) -> None:
         """Ends everything that is left."""

@@ -14,6 +14,7 @@ from grpc import aio
 from examples.jetstream_cluster import JetStreamCluster
 from millrace.v1 import admin_service_pb2 as admin
 from tests.crash.owners_account import OwnersAccount
+from tests.free_ports import free_port
 from tests.millraced import Millraced
 from tests.rpc import Refusal, Rpc, connected, rows_of
 from tests.unreliable_network import FaultRates, UnreliableNetwork, unreliable_network
@@ -48,7 +49,7 @@ class SharedServer:
 
     arguments: Sequence[str]
     data_dir: Path
-    address: str = "127.0.0.1:0"
+    address: str = field(default_factory=lambda: f"127.0.0.1:{free_port()}")
     takeovers_of_dead: int = 0
     is_halted: bool = False
     process: Millraced = field(init=False)
@@ -58,7 +59,6 @@ class SharedServer:
         """Starts it, and waits until it listens."""
         listen = ("--listen", self.address, "--http-listen", "127.0.0.1:0")
         self.process = await asyncio.to_thread(Millraced, (*self.arguments, *listen), self.data_dir)
-        self.address = self.process.grpc
 
     async def kill(self) -> None:
         """Kills it at any point."""

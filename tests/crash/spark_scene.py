@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import millrace_client as millrace
+from tests.free_ports import free_port
 from tests.millraced import Millraced
 from tests.spark_cluster import spark_environment
 from tests.spark_driver import Flow, Plan
@@ -46,21 +47,21 @@ class RestartedServer:
         self._folder = folder
         self._config = folder / "millrace.toml"
         self._config.write_text(_CONFIG_TOML)
-        self._running = self._start("127.0.0.1:0")
-        self.grpc = self._running.grpc
+        self.grpc = f"127.0.0.1:{free_port()}"
+        self._running = self._start()
 
     def kill_and_start(self) -> None:
         """Ends the server with SIGKILL, and starts it again."""
         self.kill()
-        self._running = self._start(self.grpc)
+        self._running = self._start()
 
     def kill(self) -> None:
         """Ends the server with SIGKILL."""
         self._running.kill()
 
-    def _start(self, listen: str) -> Millraced:
+    def _start(self) -> Millraced:
         data_dir = self._folder / "data"
-        places = ("--data-dir", str(data_dir), "--listen", listen, "--http-listen", "127.0.0.1:0")
+        places = ("--data-dir", str(data_dir), "--listen", self.grpc, "--http-listen", "127.0.0.1:0")
         return Millraced(("--config", str(self._config), *places), data_dir)
 
 

@@ -69,7 +69,8 @@ async def test_takeovers_while_nodes_are_killed_lose_and_repeat_nothing(
             for _ in range(3):
                 await owners.take_over()
         assert faults.kill_count == 4
-    assert owners.account.takeovers >= 10
+    # One at first, and for each of the two attacks at least one while it lasts, and three after it.
+    assert owners.account.takeovers >= 9
     assert len(owners.account.acknowledged) > 20
 
 

@@ -232,7 +232,7 @@ def test_a_claim_outlives_its_lease_while_it_is_held(client: millrace.Client, ch
         return claim.remaining_seconds
 
     fill(channel, 10)
-    with claim_ranges(client.endpoint, channel.name, lease_seconds=0.4):
+    with claim_ranges(client.endpoint, channel.name, lease_seconds=2.0):
         for _ in range(4):
             wait_until_it_rises(remaining_seconds)
     assert client.admin.get_channel(channel.name).claim is None

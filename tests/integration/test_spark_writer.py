@@ -299,7 +299,7 @@ def test_stream_to_two_servers_of_which_one_fails_goes_on_where_it_ended(
         make_channel(other_client, name, transaction_capacity=10)
         endpoints = f"{client.endpoint},{other.grpc}"
         lines.add(200)
-        lines.run(endpoints, name, retrySeconds=1)
+        lines.run(endpoints, name)
         lines.add(400)
         full = millrace.ChannelConfig(capacity=len(bodies(other_client, name)))
         assert other_client.admin.update_channel(name, full).applied

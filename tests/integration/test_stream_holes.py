@@ -44,7 +44,10 @@ def test_stream_over_a_hole_reads_each_event_once_across_restarts(shared_server:
         # Each micro-batch is a run of its own, which plans, is ended, and reads again what was logged.
         for _ in range(3):
             with closing(Stream(parse_stream_options(options))) as stream:
-                end = stream.next_offset(start or stream.initial_offset(), is_limited=True)
+                begin = start or stream.initial_offset()
+                # Spark asks again, too.
+                while (end := stream.next_offset(begin, is_limited=True)) is begin:
+                    pass
                 again = sequences(channel, stream.partitions(end))
             with closing(Stream(parse_stream_options(options))) as stream:
                 assert sequences(channel, stream.partitions(end)) == again
