@@ -69,6 +69,6 @@ async def test_post_over_tls_is_stored(tmp_path: Path) -> None:
     async with running(made, channel_writer):
         url = f"https://localhost:{made._listen.address.port}/"
         # Not with asyncio: uvloop forks by itself, which runs gRPC's fork handlers.
-        command = ["curl", "-sS", "--cacert", tmp_path / "ca.pem", "-d", "a=1", url]
+        command = ["curl", "-sS", "--cacert", str(tmp_path / "ca.pem"), "-d", "a=1", url]
         await asyncio.to_thread(lambda: subprocess.run(command, check=True))
     assert channel_writer.bodies == [b"a=1"]

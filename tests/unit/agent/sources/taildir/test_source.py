@@ -109,15 +109,20 @@ async def test_stop_saves_positions_and_ends_its_thread(
 ) -> None:
     """A restarted source continues where it stopped, and leaves no thread running."""
     size = 0
+    of_others = set(threading.enumerate())
+
+    def threads() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name.startswith("taildir") and each not in of_others]
+
     for number in range(3):
         append(log, *numbered(number * 10, number * 10 + 10))
         size += sum(len(line) + 1 for line in numbered(number * 10, number * 10 + 10))
         start(agent, config_of(log))
         await until(holds(registry, numbered(0, number * 10 + 10)))
         # The thread must not keep the program from ending while its file system hangs.
-        assert [thread.daemon for thread in threading.enumerate() if thread.name.startswith("taildir")] == [True]
+        assert [thread.daemon for thread in threads()] == [True]
         await agent.stop_sources(WAIT_SECONDS_MAX)
-        await until(lambda: not any(thread.name.startswith("taildir") for thread in threading.enumerate()))
+        await until(lambda: not threads())
         assert f'"position":{size},' in (tmp_path / "sources" / "app" / POSITIONS_FILE).read_text()
 
 
