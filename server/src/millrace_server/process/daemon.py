@@ -211,6 +211,8 @@ def _ensure_exit() -> None:
 
 
 def _exit_now() -> None:
-    stuck = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
-    _log.warning("some threads have not ended; the process exits without them", threads=stuck)
+    others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
+    # On a busy machine the exit itself may take as long.
+    if stuck := [thread.name for thread in others if not thread.daemon and thread.is_alive()]:
+        _log.warning("some threads have not ended; the process exits without them", threads=stuck)
     os._exit(0)
