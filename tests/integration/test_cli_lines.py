@@ -264,7 +264,7 @@ def test_take_to_a_full_disk_takes_nothing(server: str, client: Client, filled: 
 
 def test_take_whose_lease_ran_out_says_that_all_comes_again(server: str, client: Client, channel: str) -> None:
     """A reader that is slower than the lease gets the events again, and the output says so."""
-    client.admin.update_channel(channel, ChannelConfig(lease_seconds=0.3))
+    client.admin.update_channel(channel, ChannelConfig(lease_seconds=2.0))
     client.channel(channel).append(LINES.splitlines())
     with started_millrace(server, "take", channel) as take:
         wait_for(client, channel, lambda info: info.counters.lease_expired_count == 1)

@@ -37,7 +37,7 @@ type = "replicated"
 keep_alive_seconds = 0.0
 segment_bytes_max = 65536
 min_free_bytes = 0
-engine = {{ type = "jetstream", servers = ["{}"], replicas = 1, stream_bytes_max = "64MB", lease_seconds = 1.0 }}
+engine = {{ type = "jetstream", servers = ["{}"], replicas = 1, stream_bytes_max = "64MB", lease_seconds = 2.0 }}
 """
 
 

@@ -96,7 +96,7 @@ def test_streams_end_when_their_token_expires(server: Millraced) -> None:
 
     Transactions of the identity are rolled back, long before their leases end.
     """
-    dying = ONE.token("system:serviceaccount:logs:dying", exp=math.ceil(time.time()) - 58)
+    dying = ONE.token("system:serviceaccount:logs:dying", exp=math.ceil(time.time()) - 54)
     with millrace.connect(server.grpc, token=ONE.token()) as boss, millrace.connect(server.grpc, token=dying) as other:
         begin = BeginTxnRequest(channel="orders", lease=Duration(seconds=3_000))
         assert call(server.grpc, "BeginTxn", begin, bearer(dying))[0] == "OK"
