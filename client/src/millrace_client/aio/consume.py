@@ -176,7 +176,7 @@ class ConsumeStream:
         # Cancelling gRPC's read would cancel the stream; so the read is a task that outlives its caller.
         if self._response is None:
             reading = self._connection.read(self._call, None, self._channel)
-            self._response = self._loop.create_task(reading)
+            self._response = self._connection.run_in_background(reading)
         await asyncio.wait((self._response,), timeout=seconds)
         if not self._response.done():
             raise TimeoutError
