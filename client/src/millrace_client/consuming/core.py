@@ -127,9 +127,10 @@ class ConsumerCore(Generic[DeliveryT]):
         Returns after how long to start it again; None: not at all.
         """
         self.buffer.lose(subscription, stream)
-        subscription.is_connected = False
+        was_connected, subscription.is_connected = subscription.is_connected, False
         if self.is_stopping:
-            if error is not None:
+            # Without a response of the server, nothing was acknowledged on the stream.
+            if error is not None and was_connected:
                 self._closing_errors.append(error)
             subscription.move(SubscriptionState.ENDED)
             return None

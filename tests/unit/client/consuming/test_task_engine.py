@@ -285,6 +285,14 @@ async def test_close_of_a_stream_that_does_not_end_is_bounded() -> None:
     assert len(report.errors) == 1
 
 
+async def test_close_while_a_server_has_not_responded_is_clean() -> None:
+    """Nothing was acknowledged on its stream, so nothing may be delivered again."""
+    harness = EngineHarness()
+    harness.is_answered = False
+    await begin(harness)
+    assert (await harness.engine.close(1.0)).is_clean
+
+
 async def test_close_may_be_called_often_and_at_once() -> None:
     """All callers return at the end with the same report; a cancelled caller does not stop the close."""
     harness = EngineHarness()
