@@ -196,7 +196,7 @@ def test_producer_of_dead_servers_names_all_of_them(dead: str) -> None:
     with millrace.Producer(f"{dead},localhost:1", CHANNEL, config=config) as producer:
         with pytest.raises(millrace.SendFailedError, match=f"at {dead}, localhost:1; is millraced running"):
             producer.send(b"a").result(60)
-        assert {server.server for server in producer.metrics().servers} == {dead, "localhost:1"}
+        wait_until(lambda: {server.server for server in producer.metrics().servers} == {dead, "localhost:1"})
 
 
 async def test_asyncio_producer_and_consumer_whose_first_server_is_dead_find_the_owner(

@@ -1,5 +1,7 @@
 """Channels of a fake server: they store, refuse or break off as a test requires."""
 
+import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,6 +13,7 @@ import pytest
 from millrace.columns import ColumnsCutter
 from millrace.v1 import channel_service_pb2 as pb
 from millrace_client import Producer, ProducerConfig
+from millrace_client.producing.accumulator import Accumulator
 from tests.unit.client.fake_server import FakeServer, RefusalError
 
 QUICK: dict[str, Any] = {"linger_seconds": 0.001, "backoff_seconds": 0.01, "backoff_seconds_max": 0.05}
@@ -61,7 +64,7 @@ class FakeChannels:
                 yield pb.AppendStreamResponse(error=outcome.status)
                 continue
             if outcome == "hang":
-                self.server.closing.wait(30)
+                self.server.closing.wait()
             if outcome == "break":
                 raise _unavailable()
             response = self._store(request, rows)
@@ -112,6 +115,28 @@ def more_channels() -> Iterator[Callable[[], FakeChannels]]:
             return FakeChannels(server)
 
         yield make
+
+
+class AdvancedClock:
+    """The clock of producers: real time, which a test advances by more than any machine pauses.
+
+    A producer that waits for a response meanwhile needs a `timeout_seconds` above that.
+    """
+
+    def __init__(self) -> None:
+        self.advanced_seconds = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.advanced_seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> AdvancedClock:
+    """The clock of the producers that the test creates."""
+    clock = AdvancedClock()
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "time", lambda _loop: clock())
+    monkeypatch.setattr(Accumulator.__init__, "__defaults__", (clock,))
+    return clock
 
 
 MakeProducer = Callable[..., Producer]

@@ -332,7 +332,7 @@ def test_put_into_a_full_buffer_waits_for_space() -> None:
     thread = threading.Thread(target=bench.put)
     thread.start()
     bench.accumulator.release(EVENT)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert bench.accumulator.held_bytes == EVENT
 
@@ -360,7 +360,7 @@ def test_put_that_waits_is_ended_by_the_close() -> None:
     thread = threading.Thread(target=put)
     thread.start()
     bench.accumulator.refuse(ProducerClosedError("closed"))
-    thread.join(10)
+    thread.join(60)
     assert len(errors) == 1
 
 

@@ -33,7 +33,7 @@ def test_rates_compare_two_looks(channels: FakeChannels, producer_of: MakeProduc
     before = producer.metrics()
     for _ in range(10):
         producer.send(b"a")
-    producer.flush(10)
+    producer.flush(60)
     after = producer.metrics()
     rates = after.rates_since(before)
     assert rates.events_per_second == pytest.approx(10 / (after.time - before.time))
@@ -51,7 +51,7 @@ def test_collector_gives_prometheus_all_figures(channels: FakeChannels, producer
     producer = producer_of(channels)
     for _ in range(3):
         producer.send(b"a")
-    producer.flush(10)
+    producer.flush(60)
     registry = CollectorRegistry()
     registry.register(ProducerCollector({"main": producer}))
     lines = generate_latest(registry).decode().splitlines()
@@ -70,9 +70,9 @@ def test_observe_gives_opentelemetry_all_figures(channels: FakeChannels, produce
     meter = MeterProvider(metric_readers=[reader]).get_meter("tests")
     producer = producer_of(channels)
     observe_producer(producer, meter, {"producer": "main"})
-    producer.send(b"a").result(10)
+    producer.send(b"a").result(60)
     assert observed(reader)["millrace.producer.events_stored"] == ("{events}", True, 1, {"producer": "main"})
-    producer.send(b"b").result(10)
+    producer.send(b"b").result(60)
     reported = observed(reader)
     assert len(reported) == len(METRICS)
     assert reported["millrace.producer.events_stored"].value == 2

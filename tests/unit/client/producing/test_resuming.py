@@ -12,7 +12,7 @@ from millrace_client import BadArgumentError, Overflow, Producer, ProducerClosed
 from millrace_client.producing.accumulator import PLACE_HEADER, Accumulator
 from millrace_client.producing.metrics import ProducerCounters
 from tests.unit.client.fake_server import RefusalError
-from tests.unit.client.producing.conftest import COMMIT_TIME, QUICK, FakeChannels, MakeProducer
+from tests.unit.client.producing.conftest import COMMIT_TIME, QUICK, AdvancedClock, FakeChannels, MakeProducer
 
 BODIES = [str(number).encode() for number in range(10)]
 
@@ -59,7 +59,7 @@ def test_failure_for_good_stops_the_producer(channels: FakeChannels, producer_of
     """Nothing after the first event that fails is stored, and `send` raises from then on."""
     channels.outcomes.extend([None, gone()])
     producer = producer_of(channels, producer_id="import", batch_events_max=2, linger_seconds=60.0)
-    futures = [producer.send(body) for body in BODIES[:7]]
+    futures = producer.send_many(BODIES[:7])
     producer.flush()
     assert channels.stored["orders"] == BODIES[:2]
     assert [future.settled().stored for future in futures] == [True] * 2 + [False] * 5
@@ -74,8 +74,8 @@ def test_failure_of_a_part_of_a_batch_stops_the_parts_behind_it(
 ) -> None:
     """A batch that had to be split leaves no gap either."""
     channels.outcomes.extend([too_many(), None, gone()])
-    producer = producer_of(channels, producer_id="import", batch_events_max=4)
-    summary = producer.send_many(BODIES[:8]).summary(20)
+    producer = producer_of(channels, producer_id="import", batch_events_max=4, linger_seconds=60.0)
+    summary = producer.send_many(BODIES[:8]).summary(60)
     assert channels.stored["orders"] == BODIES[:2]
     assert summary.stored_count == 2
     assert summary.failure is not None
@@ -86,19 +86,19 @@ def test_failure_of_a_part_of_a_batch_stops_the_parts_behind_it(
 def test_event_among_many_that_is_refused_stops_the_producer(channels: FakeChannels, producer_of: MakeProducer) -> None:
     """No gap is left if one of many events is refused."""
     producer = producer_of(channels, producer_id="import", event_bytes_max=1000, batch_bytes_max=1000)
-    results = producer.send_many([b"a", bytes(2000), b"b"]).results(20)
+    results = producer.send_many([b"a", bytes(2000), b"b"]).results(60)
     assert [result.stored for result in results] == [True, False, False]
     assert channels.stored["orders"] == [b"a"]
 
 
 def test_producer_that_follows_stores_only_the_rest(channels: FakeChannels, producer_of: MakeProducer) -> None:
     """The next producer may start at or before the first event whose outcome is unknown, with other batches."""
-    producer_of(channels, producer_id="import").send_many(BODIES[:4]).results(20)
+    producer_of(channels, producer_id="import").send_many(BODIES[:4]).results(60)
     later = producer_of(channels, producer_id="import", first_number=2, batch_events_max=5)
     futures = later.send_many(BODIES[2:])
-    assert [future.settled(20).sequence for future in futures] == [None, None, 5, 6, 7, 8, 9, 10]
-    assert [future.settled(20).deduplicated for future in futures] == [True] * 2 + [False] * 6
-    assert [future.settled(20).commit_time for future in futures] == [None] * 2 + [COMMIT_TIME] * 6
+    assert [future.settled(60).sequence for future in futures] == [None, None, 5, 6, 7, 8, 9, 10]
+    assert [future.settled(60).deduplicated for future in futures] == [True] * 2 + [False] * 6
+    assert [future.settled(60).commit_time for future in futures] == [None] * 2 + [COMMIT_TIME] * 6
     assert channels.stored["orders"] == BODIES
     summary = futures.summary()
     assert (summary.stored_count, summary.repeated_count) == (8, 2)
@@ -111,15 +111,18 @@ def test_producer_that_follows_one_in_doubt_stores_nothing_twice(
 ) -> None:
     """After a lost response, the next producer sends the same events from the same number."""
     channels.outcomes.append("lose")
-    first = producer_of(channels, producer_id="import", attempts_max=1)
-    result = first.send_many(BODIES).summary(20).failure
+    whole = {"batch_events_max": 10, "linger_seconds": 60.0}
+    first = producer_of(channels, producer_id="import", attempts_max=1, **whole)
+    result = first.send_many(BODIES).summary(60).failure
     assert result is not None
     assert not result.is_outcome_known
-    assert producer_of(channels, producer_id="import").send_many(BODIES).summary(20).repeated_count == 10
+    assert producer_of(channels, producer_id="import").send_many(BODIES).summary(60).repeated_count == 10
     assert channels.stored["orders"] == BODIES
 
 
-def test_delivery_time_begins_when_all_before_is_stored(channels: FakeChannels, producer_of: MakeProducer) -> None:
+def test_delivery_time_begins_when_all_before_is_stored(
+    channels: FakeChannels, producer_of: MakeProducer, clock: AdvancedClock
+) -> None:
     """A channel that empties slowly does not fail events, as long as each batch gets its space in time."""
     refused: set[bytes] = set()
 
@@ -127,11 +130,13 @@ def test_delivery_time_begins_when_all_before_is_stored(channels: FakeChannels, 
         if bodies[0] in refused:
             return None
         refused.add(bodies[0])
-        return RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL", retry_delay_seconds=0.1)
+        clock.advanced_seconds += 200
+        return full()
 
     channels.judge = judge
-    producer = producer_of(channels, producer_id="import", batch_events_max=1, delivery_timeout_seconds=0.4)
-    assert producer.send_many(BODIES[:6]).summary(20).stored_count == 6
+    limits = {"delivery_timeout_seconds": 600, "timeout_seconds": 6000}
+    producer = producer_of(channels, producer_id="import", batch_events_max=1, **limits)
+    assert producer.send_many(BODIES[:6]).summary(60).stored_count == 6
 
 
 def test_send_without_a_reachable_server_fails_in_its_time_and_stops(
@@ -142,8 +147,8 @@ def test_send_without_a_reachable_server_fails_in_its_time_and_stops(
     producer = producer_of(channels, producer_id="import", delivery_timeout_seconds=0.2)
     first, second = producer.send(b"a"), producer.send(b"b")
     with pytest.raises(SendFailedError, match="is millraced running there"):
-        first.result(20)
-    assert second.settled(20).is_outcome_known
+        first.result(60)
+    assert second.settled(60).is_outcome_known
 
 
 def test_numbers_go_on_at_another_address_of_the_name(
@@ -160,9 +165,9 @@ def test_numbers_go_on_at_another_address_of_the_name(
     with Producer("server:7070", "orders", config=config) as producer:
         producer._threaded._settings = replace(producer._threaded._settings, resolve=resolve_now)
         numbers = 0
-        give_up = time.monotonic() + 10
+        give_up = time.monotonic() + 60
         while not other.stamps:
-            producer.send(b"a").result(10)
+            producer.send(b"a").result(60)
             numbers += 1
             addresses[:] = [other.address]
             assert time.monotonic() < give_up

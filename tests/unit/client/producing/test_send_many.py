@@ -339,7 +339,7 @@ def test_put_many_into_a_full_buffer_waits_for_many_at_once(monkeypatch: pytest.
     thread = threading.Thread(target=bench.put_many, args=([bytes(100)] * 500,))
     thread.start()
     bench.accumulator.release(first.held_bytes)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert sum(page.count for page in bench.take()) == 500
 

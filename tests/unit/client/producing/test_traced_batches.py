@@ -71,7 +71,7 @@ def test_batch_without_a_senders_span_gives_its_own_context(channels: FakeChanne
     """So that its consumers are linked to it."""
     with recording(event_context=True) as recorded:
         producer = producer_of(channels)
-        producer.send(b"1").result(10)
+        producer.send(b"1").result(60)
         producer.close()
     assert channels.headers == [{"traceparent": traceparent_of(recorded.named("append orders"))}]
 
@@ -81,7 +81,7 @@ def test_batch_without_event_context_changes_no_event(channels: FakeChannels, pr
     with recording() as recorded:
         producer = producer_of(channels)
         with recorded.tracer.start_as_current_span("request"):
-            producer.send(b"1").result(10)
+            producer.send(b"1").result(60)
         producer.close()
     assert channels.headers == [{}]
     assert recorded.named("append orders").parent is None
@@ -93,7 +93,7 @@ def test_batch_that_is_not_sampled_still_passes_the_context_on(
     """Others must learn that the trace is not sampled."""
     with recording(ALWAYS_OFF, event_context=True) as recorded:
         producer = producer_of(channels)
-        producer.send(b"1").result(10)
+        producer.send(b"1").result(60)
         producer.close()
     assert recorded.all() == []
     [headers] = channels.headers
@@ -106,7 +106,7 @@ def test_batch_that_fails_has_the_error(channels: FakeChannels, producer_of: Mak
     with recording() as recorded:
         producer = producer_of(channels)
         with pytest.raises(SendFailedError):
-            producer.send(b"1").result(10)
+            producer.send(b"1").result(60)
         producer.close()
     batch = recorded.named("append orders")
     assert attributes_of(batch)["error.type"] == "CHANNEL_NOT_FOUND"

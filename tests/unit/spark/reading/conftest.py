@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import millrace_client as millrace
-from millrace_spark.reading import shard_claim
+from millrace_spark.reading import shard_claim, stream_claims
 from millrace_spark.reading import stream as stream_module
 from millrace_spark.reading.offsets import OffsetJson
 from millrace_spark.reading.options import parse_stream_options
@@ -27,6 +27,10 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeServers:
 @pytest.fixture
 def make_stream(fakes: FakeServers, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStream]:
     monkeypatch.setattr(stream_module, "WAIT_SECONDS", 0.1)
+    # A busy machine may be slow to respond for fakes.
+    monkeypatch.setattr(stream_module, "_GRACE_SECONDS", WAIT_SECONDS_MAX)
+    monkeypatch.setattr(stream_claims, "_RESPONSE_SECONDS_MAX", WAIT_SECONDS_MAX)
+    monkeypatch.setattr(stream_claims, "_RELEASE_SECONDS_MAX", WAIT_SECONDS_MAX)
     monkeypatch.setattr(shard_claim, "POLL_SECONDS_MAX", 0.1)
     monkeypatch.setattr(shard_claim, "_PAUSE_SECONDS_MAX", 0.1)
     made: list[Stream] = []

@@ -1,14 +1,14 @@
 """Claims that a driver holds, on in-memory servers."""
 
 import math
-import threading
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import millrace_client as millrace
 from millrace_spark import MillraceSparkError
+from millrace_spark.reading import claim_keeper
 from millrace_spark.reading.claim_keeper import ClaimKeeper, reclaim
 from millrace_spark.reading.options import ClaimOptions
 from millrace_spark.shards import Shard
@@ -50,7 +50,7 @@ def claimed(other: OtherReader, monkeypatch: pytest.MonkeyPatch, *, takeover: bo
     options = ClaimOptions(
         endpoints=("a:1",), channels=("orders",), reader_id="me", lease_seconds=30.0, takeover=takeover
     )
-    monkeypatch.setattr(time, "monotonic", lambda: other.now)
+    monkeypatch.setattr(claim_keeper, "time", SimpleNamespace(monotonic=lambda: other.now))
     return reclaim(other, options, wait_seconds_max=60.0, pause=other.pause)  # type: ignore[arg-type] # a fake
 
 
@@ -97,10 +97,6 @@ _SHARD = Shard("orders", "a:1")
 _OPTIONS = ClaimOptions(endpoints=("a:1",), channels=("orders",), reader_id="me", lease_seconds=0.05, takeover=False)
 
 
-def is_kept() -> bool:
-    return any(thread.name == f"millrace-claim-{_SHARD}" for thread in threading.enumerate())
-
-
 def test_held_claim_renews_and_removes_only_on_acknowledge(fakes: FakeServers) -> None:
     """Only `acknowledge` removes events, exactly those of the range, and `release` ends the claim."""
     state = fakes.make("a:1", event_count=5)
@@ -111,7 +107,7 @@ def test_held_claim_renews_and_removes_only_on_acknowledge(fakes: FakeServers) -
     claim.acknowledge()
     claim.release()
     assert (state.acknowledged, state.first, state.reader_id) == ([5], 6, None)
-    assert not is_kept()
+    assert not claim._thread.is_alive()
 
 
 def test_held_claim_that_has_ended_is_not_claimed_again(fakes: FakeServers) -> None:
@@ -119,7 +115,7 @@ def test_held_claim_that_has_ended_is_not_claimed_again(fakes: FakeServers) -> N
     state = fakes.make("a:1", event_count=5)
     claim = ClaimKeeper(_SHARD, _OPTIONS)
     state.reader_id = None
-    wait_until(lambda: not is_kept())
+    wait_until(lambda: not claim._thread.is_alive())
     assert state.reader_id is None
     with pytest.raises(MillraceSparkError, match="the claim has ended"):
         claim.acknowledge()
