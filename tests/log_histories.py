@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from millrace_server.wal import group_writer, writer
+from millrace_server.wal import group_writer, writer, writer_threads
 from millrace_server.wal.disk import Disk
 from millrace_server.wal.format import Kind
 from millrace_server.wal.log import WriteAheadLog
@@ -46,10 +46,14 @@ Found = tuple[Kind, bytes]
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes logs preallocate little, so that copies are cheap, and write a SYNC_POINT only when they close."""
+    """Makes logs preallocate little, so that copies are cheap, and write a SYNC_POINT only when they close.
+
+    Their threads end soon after them, rather than during later tests.
+    """
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MIN", 1024)
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MAX", 2048)
     monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr(writer_threads, "IDLE_SECONDS", 0.01)
 
 
 @dataclass(slots=True)

@@ -45,7 +45,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         raise StuckError(f"there was still something to run after {_TURNS_MAX} turns")
 
 
-class _JumpingSelector(selectors.SelectSelector):
+class _JumpingSelector(selectors.PollSelector):
     """Never waits: advances the clock by the time that it would have waited."""
 
     def __init__(self, jump: Callable[[float], None]) -> None:
