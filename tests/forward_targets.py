@@ -24,6 +24,7 @@ from millrace_server.configuration.settings import ServerSettings
 from millrace_server.grpc_services.server import GrpcServer
 from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
+from tests.waiting import WAIT_SECONDS_MAX
 
 Request = pb.AppendStreamRequest
 Response = pb.AppendStreamResponse
@@ -182,7 +183,8 @@ def config_of(*endpoints: str, **settings: Any) -> MillraceSinkConfig:
         "type": "millrace",
         "channel": "orders",
         "target_channel": "orders",
-        "timeout_seconds": 20.0,
+        "timeout_seconds": WAIT_SECONDS_MAX,
+        "connect_timeout_seconds": WAIT_SECONDS_MAX,
     } | settings
     return MillraceSinkConfig(endpoints=list(endpoints), **named)
 

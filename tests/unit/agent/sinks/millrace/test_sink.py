@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import random
 
 import grpc
@@ -115,10 +116,15 @@ async def test_run_to_a_full_channel_keeps_the_order(scene: Scene) -> None:
     chance = random.Random(5)
     bodies = await fill(scene.channel, 600)
     got: list[bytes] = []
+    refusals = 0
 
     async def consume() -> None:
-        while len(got) < 600:
+        for take_count in itertools.count():
+            if len(got) == 600:
+                return
             await asyncio.sleep(chance.uniform(0.0, 0.04))
+            # However slow the sink is, some requests are refused.
+            await until(lambda: refusals > min(take_count, 3))  # noqa: B023 - of this turn
             delivery = await there.get("orders").deliveries.deliver(TakeLimits(events_max=chance.randrange(1, 40)))
             got.extend(body for batch in delivery.takes for _, body in batch.window.rows())
             _ = there.get("orders").deliveries.settle(delivery)
@@ -126,7 +132,6 @@ async def test_run_to_a_full_channel_keeps_the_order(scene: Scene) -> None:
     async with served(there, scene.scratch) as address:
         sink = ForwardingSink(config_of(address), scene.scratch)
         consuming = asyncio.create_task(consume())
-        refusals = 0
         while scene.channel._contents.capacity.event_count:
             work = asyncio.create_task(sink.run(scene.reader))
             await asyncio.wait({work, asyncio.create_task(empty(scene.channel))}, return_when=asyncio.FIRST_COMPLETED)

@@ -11,8 +11,10 @@ from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace_server.agent.components import ComponentState
 from millrace_server.agent.sinks.millrace import pipeline
 from millrace_server.agent.sinks.millrace.sink import ForwardingSink
+from millrace_server.agent.sinks.millrace.target import Endpoints
 from millrace_server.errors import DiskFullError
 from tests.channel_events import check_accounts, queued
+from tests.fake_clock import FakeClock
 from tests.forward_scene import FULL, Held, Scene, empty, fill, responding, running
 from tests.forward_targets import STORED, EndOfStreamError, Request, Response, bodies_in, config_of, fake_target
 from tests.waiting import until
@@ -107,9 +109,8 @@ async def test_run_whose_responses_are_late_reports_it_until_they_come(
 async def test_run_that_waits_for_events_waits_as_long_as_it_takes(scene: Scene) -> None:
     """As long as nothing was sent, no response is late."""
     async with running(scene.sink(timeout_seconds=0.05), scene.reader):
+        await until(lambda: bool(scene.target.streams))
         await asyncio.sleep(0.15)
-        await fill(scene.channel, 10)
-        await empty(scene.channel)
     assert len(scene.target.streams) == 1
 
 
@@ -213,11 +214,11 @@ async def test_run_leaves_a_server_that_hangs_once_it_was_silent_for_long_enough
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hanging = scene.target.address if is_found else "{}:{}".format(*silent.getsockname())
         async with fake_target() as other:
-            config = config_of(
-                hanging, other.address, failover_seconds=0.2, timeout_seconds=0.25, connect_timeout_seconds=0.25
-            )
-            sink = ForwardingSink(config, scene.scratch)
+            quick = {"timeout_seconds": 0.25, "connect_timeout_seconds": 0.25}
+            sink = ForwardingSink(config_of(hanging, other.address, failover_seconds=0.2, **quick), scene.scratch)
             await scene.give_up(f"{hanging} does not respond", sink)
+            # The other one may be slow.
+            sink._config = config_of(hanging, other.address)
             async with running(sink, scene.reader):
                 await empty(scene.channel)
             assert bodies_in(other.requests) == bodies
@@ -242,13 +243,18 @@ async def test_run_stays_with_a_server_that_was_there_and_had_nothing_to_do(
 ) -> None:
     """A failure long ago and one now are no reason to leave the server."""
     monkeypatch.setattr(pipeline, "IDLE_SECONDS", 0.02)
+    clock = FakeClock()
     async with fake_target() as other:
-        sink = ForwardingSink(config_of(scene.target.address, other.address, failover_seconds=0.25), scene.scratch)
+        config = config_of(scene.target.address, other.address)
+        sink = ForwardingSink(config, scene.scratch)
+        sink._endpoints = Endpoints(config.endpoints, config.failover_seconds, scene.scratch, clock)
         found, scene.target.found = scene.target.found, None
         await scene.give_up("CHANNEL_NOT_FOUND", sink)
         scene.target.found = found
         async with running(sink, scene.reader):
-            await asyncio.sleep(0.3)
+            await until(lambda: bool(scene.target.streams))
+            await asyncio.sleep(0.05)
+        clock.now += 2 * config.failover_seconds
         scene.reader._is_closing = False
         scene.target.found = None
         await scene.give_up("CHANNEL_NOT_FOUND", sink)
