@@ -7,15 +7,15 @@ import pytest
 
 import millrace_client
 
-IMPORT_SECONDS_MAX = 0.15
 _ATTEMPTS = 5
 
 _MEASURE = """
 import time
+began = time.process_time()
 import grpc
 before = time.process_time()
 from millrace_client import connect
-print(time.process_time() - before)
+print((time.process_time() - before) / (before - began))
 """
 
 _FOREIGN = """
@@ -34,9 +34,9 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.strip()
 
 
-def test_import_takes_little_longer_than_grpc() -> None:
-    """A command line that uses the client must start quickly. Measured in processor time, since machines are busy."""
-    assert min(float(run(_MEASURE)) for _ in range(_ATTEMPTS)) < IMPORT_SECONDS_MAX
+def test_import_takes_about_as_long_as_grpc() -> None:
+    """A command line that uses the client must start quickly. The limit is a ratio, since machines differ in speed."""
+    assert min(float(run(_MEASURE)) for _ in range(_ATTEMPTS)) < 1.5
 
 
 def test_import_brings_only_grpc_and_protobuf() -> None:
