@@ -96,9 +96,9 @@ def test_call_when_the_owner_is_gone_waits_for_its_successor(client: Any, server
     assert orders.append([b"b"]).first_sequence == 2
 
 
-def test_call_asks_often_who_succeeds_an_owner_that_died(client: Any, servers: OwnedServers) -> None:
+def test_call_asks_often_who_succeeds_an_owner_that_died(connect: Connect, servers: OwnedServers) -> None:
     """The pauses stay short, however long the lease is, and the owner that is dead costs no time."""
-    orders = client.channel(CHANNEL)
+    orders = connect(servers.addresses[0], timeout_seconds=20.0).channel(CHANNEL)
     orders.append([b"a"])
     servers.stop(1)
     with ThreadPoolExecutor() as threads:

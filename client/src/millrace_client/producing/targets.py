@@ -55,8 +55,12 @@ class ConnectionOptions:
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """Looks a host up in the system, in a stable order."""
-    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    """Looks a host up in the system, in a stable order; raises OSError if that fails."""
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        # An empty part of the name, or one that is too long.
+        raise OSError(f"{host} is not the name of a host") from None
     return sorted({_address(str(info[4][0]), port) for info in infos}, key=lambda address: (address[0] == "[", address))
 
 
