@@ -15,6 +15,7 @@ from millrace_server.access.jwt import JwtSettings
 from millrace_server.access.settings import AuthSettings
 from millrace_server.errors import TokenExpiredError, UnauthenticatedError
 from tests.certificates import Authority
+from tests.free_ports import free_port
 from tests.token_issuer import AUDIENCE, ISSUER, Issuer, key_server
 
 ONE = Issuer()
@@ -24,8 +25,8 @@ async def test_keys_are_in_force_once_their_address_responds(monkeypatch: pytest
     """Until then tokens are refused; whoever watches is told of other keys."""
     monkeypatch.setattr(files, "CHECK_SECONDS", 0.001)
     monkeypatch.setattr(jwt, "_RETRY_SECONDS", 0.001)
-    with key_server(ONE) as server:
-        url, port = server.url, server.http.server_port
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/keys"
     access = AccessControl(AuthSettings(jwt=JwtSettings(issuer=ISSUER, audience=AUDIENCE, jwks_url=url)), {}, {})
     changed = asyncio.Event()
     access.watch(changed.set)

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from millrace_server.cli import app
 from millrace_server.cli.reporting import EXIT_CANNOT_START, EXIT_USAGE
+from tests.free_ports import free_port
 
 Respond = Callable[[bytes], str]
 
@@ -48,8 +49,7 @@ def test_health_of_another_port_says_what_responded(responding: Respond, respons
 
 def test_health_where_nothing_listens_says_so() -> None:
     """The reason is that of the system, without its number."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/healthz"
+    url = f"http://127.0.0.1:{free_port()}/healthz"
     result = CliRunner().invoke(app, ["health", url])
     assert (result.exit_code, result.stderr) == (EXIT_CANNOT_START, f"millraced: {url}: Connection refused\n")
 
