@@ -1,4 +1,5 @@
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -157,3 +158,14 @@ def test_batches_of_any_bytes_lose_and_add_nothing(
     assert [line for batch in batches for line in batch] == (expected if expected[-1] else expected[:-1])
     assert all(1 <= len(batch) <= events_max for batch in batches)
     assert all(len(batch) == 1 or sum(map(len, batch)) <= body_bytes_max for batch in batches)
+
+
+def test_batches_while_the_input_pauses_end_by_a_signal_that_does_not_end_the_wait(
+    pipe: tuple[FileIO, FileIO],
+) -> None:
+    """Such as one just before it. One to another thread does not end it either; Python's handler runs all the same."""
+    signaling = threading.Timer(0.05, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    signaling.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(LineSource(pipe[0]).batches(LIMITS))
+    signaling.join()

@@ -88,6 +88,24 @@ def test_signal_while_a_command_is_imported_ends_with_its_exit_code(
     assert (result.exit_code, result.output) == (exit_code, "")
 
 
+def test_signal_while_arguments_are_parsed_ends_the_program_at_once() -> None:
+    """Typer imports pydantic then, and an import may swallow what a handler raises."""
+    script = """
+import signal, sys
+from types import SimpleNamespace
+
+def find(name, *_arguments):
+    if name == "pydantic":
+        signal.raise_signal(signal.SIGTERM)
+
+sys.meta_path.insert(0, SimpleNamespace(find_spec=find))
+from millrace_client.cli import main
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", script, "peek", "orders"], capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (-signal.SIGTERM, b"")
+
+
 def test_raise_on_signals_turns_them_into_errors_that_no_command_catches(restored_signals: None) -> None:
     """They are raised in the main thread, and `except Exception` does not catch them."""
     raise_on_signals()

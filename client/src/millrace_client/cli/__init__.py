@@ -11,7 +11,7 @@ _EXTRA = {"typer", "rich"}
 
 def main() -> None:
     """Runs `millrace` with this process's arguments, and exits with an `ExitCode`."""
-    # Until the command is imported: modules stay, and to search them for garbage takes longer than a call.
+    # Until the command begins: modules stay, and to search them for garbage takes longer than a call.
     gc.disable()
     # The command's own sentence says why a TLS handshake has failed.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

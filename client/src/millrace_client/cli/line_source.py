@@ -1,6 +1,7 @@
 """Lines of a file or pipe in batches."""
 
 import io
+import math
 import select
 import stat
 import time
@@ -12,6 +13,9 @@ from os import fstat
 READ_BYTES = 64 * 1024
 LINE_BYTES_MAX = 64 * 1024 * 1024
 """No channel stores a longer line by default; this bounds the memory that a file without newlines takes."""
+
+_WAIT_SECONDS_MAX = 0.2
+"""The longest wait in one call: a signal that arrives just before it does not end it, and is handled after it."""
 
 
 class InputError(Exception):
@@ -107,10 +111,14 @@ class LineSource:
             self._add(chunk)
 
     def _is_readable(self, deadline: float | None) -> bool:
-        if not self._can_pause:
-            return True
-        wait_seconds = None if deadline is None else max(deadline - time.monotonic(), 0)
-        return bool(select.select([self._file], [], [], wait_seconds)[0])
+        """Waits until there is something to read; returns False at the deadline."""
+        while self._can_pause:
+            left_seconds = math.inf if deadline is None else max(deadline - time.monotonic(), 0)
+            if select.select([self._file], [], [], min(left_seconds, _WAIT_SECONDS_MAX))[0]:
+                break
+            if left_seconds <= _WAIT_SECONDS_MAX:
+                return False
+        return True
 
     def _add(self, chunk: bytes) -> None:
         if not chunk:

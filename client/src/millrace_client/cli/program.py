@@ -2,9 +2,11 @@
 
 import gc
 import logging
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import millrace_client
 from millrace.command_line.program import ProgramGroup, new_program, version_option
@@ -42,11 +44,9 @@ class MillraceGroup(ProgramGroup):
         # None where the shell completes words that make no command.
         if name is not None:
             command = loaded_command(name)
-        # `main` has disabled it, and signals end the process until now: an import that one interrupts may swallow it.
-        if not gc.isenabled():
-            gc.freeze()
-            gc.enable()
-            raise_on_signals()
+            # `main` has disabled it.
+            if not gc.isenabled():
+                _call_first(_begin, command)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -64,6 +64,32 @@ class MillraceGroup(ProgramGroup):
             session = current_session(ctx)
             sentence = sentence_of(error, session.address, _channel_question(error, session))
             raise _exit(error, exit_code_of(error), sentence) from error
+
+
+def _call_first(act: Callable[[], None], command: Any) -> None:
+    """Makes a command, or each command of a group, begin with a call."""
+    if isinstance(command, TyperGroup):
+        for one in command.commands.values():
+            _call_first(act, one)
+        return
+    callback: Callable[..., Any] = command.callback
+
+    def call(**options: Any) -> Any:
+        act()
+        return callback(**options)
+
+    command.callback = call
+
+
+def _begin() -> None:
+    """Searches for garbage, and raises on signals, from now on.
+
+    Until now modules were imported, also by typer, which needs pydantic to parse arguments. Signals ended the process,
+    since an import may swallow what a handler raises.
+    """
+    gc.freeze()
+    gc.enable()
+    raise_on_signals()
 
 
 def _channel_question(error: Exception, session: Session) -> str:
