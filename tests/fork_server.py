@@ -327,7 +327,7 @@ def _serve_forks(requests: socket.socket, listener: socket.socket) -> dict[str, 
                     os.close(stream)
                 process = os.pidfd_open(pid)
                 running[process] = (pid, socket.socket(fileno=status_fd))
-                running[process][1].sendall(b"%d\n" % pid)
+                _report_start(pid, running[process][1])
                 selector.register(process, selectors.EVENT_READ)
 
 
@@ -338,9 +338,9 @@ def _received(requests: socket.socket) -> tuple[bytes, Sequence[int]]:
 
 
 def _received_once(listener: socket.socket) -> tuple[bytes, Sequence[int]]:
-    """Returns the only request of a new connection, which follows at once; without bytes if it does not."""
+    """Returns the only request of a new connection, which follows at once; without bytes if none comes."""
     connection, _ = listener.accept()
-    with connection, suppress(TimeoutError):
+    with connection, suppress(OSError):
         connection.settimeout(_REQUEST_SECONDS_MAX)
         return _received(connection)
     return b"", ()
@@ -357,6 +357,14 @@ def _take_streams(descriptors: Sequence[int]) -> None:
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _report_start(pid: int, status: socket.socket) -> None:
+    """Sends the number of a child to the test, or ends it if the test, or the shell in it, has ended."""
+    try:
+        status.sendall(b"%d\n" % pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
 
 
 def _report_end(process: int, pid: int, status: socket.socket) -> None:

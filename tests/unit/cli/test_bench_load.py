@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -6,7 +7,9 @@ from typing import Any, cast
 import pytest
 
 from millrace_client import ChannelFullError, Event, SendResult
+from millrace_client.cli import bench_load
 from millrace_client.cli.bench_load import STAMP_BYTES, Figures, Load, measure_put, measure_take
+from tests.fake_clock import FakeClock
 
 
 def load(**changes: Any) -> Load:
@@ -30,9 +33,16 @@ def test_events_of_a_load_are_as_it_says() -> None:
     assert len({event.body[:STAMP_BYTES] for event, _ in events}) > 1
 
 
-def test_events_of_a_load_end_with_their_time() -> None:
+def test_events_of_a_load_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a number of events the time ends the load."""
-    assert 0 < len(list(load(event_count=None, seconds=0.05, events_per_second=100.0).events())) <= 6
+    clock = FakeClock()
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    fake_time = SimpleNamespace(monotonic=clock, monotonic_ns=time.monotonic_ns, sleep=sleep)
+    monkeypatch.setattr(bench_load, "time", fake_time)
+    assert len(list(load(event_count=None, seconds=0.055, events_per_second=100.0).events())) == 7
 
 
 def test_document_has_rates_and_percentiles() -> None:
