@@ -218,7 +218,7 @@ def test_commit_all_whose_response_is_lost_stores_once(client: millrace.Client, 
 
 def test_commit_all_after_the_leases_says_what_to_do(client: millrace.Client, channel: millrace.Channel) -> None:
     """If the leases have expired, nothing is stored, and the error says how to repeat the batch."""
-    puts = put(client, channel, rows(0), leaseSeconds="1")
+    puts = put(client, channel, rows(0), leaseSeconds="3")
     wait_until(lambda: open_count(client, channel) == 0)
     for is_streaming, advice in ((True, "start the query again"), (False, "save again")):
         with pytest.raises(MillraceSparkError, match=f"leaseSeconds ran out, .* are gone; {advice}"):
@@ -296,7 +296,7 @@ def test_commit_all_of_one_attempt_leaves_the_other_to_its_lease(
     client: millrace.Client, channel: millrace.Channel
 ) -> None:
     """A task that runs twice, as with speculation, is stored once; the other attempt expires with its lease."""
-    put(client, channel, rows(0, 1), leaseSeconds="1")
+    put(client, channel, rows(0, 1), leaseSeconds="3")
     commit(put(client, channel, rows(0, 1)))
     wait_until(lambda: open_count(client, channel) == 0)
     assert bodies(client, channel) == numbered(2)
