@@ -28,7 +28,6 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> FakeServers:
 def make_stream(fakes: FakeServers, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStream]:
     monkeypatch.setattr(stream_module, "WAIT_SECONDS", 0.1)
     # A busy machine may be slow to respond for fakes.
-    monkeypatch.setattr(stream_module, "_GRACE_SECONDS", WAIT_SECONDS_MAX)
     monkeypatch.setattr(stream_claims, "_RESPONSE_SECONDS_MAX", WAIT_SECONDS_MAX)
     monkeypatch.setattr(stream_claims, "_RELEASE_SECONDS_MAX", WAIT_SECONDS_MAX)
     monkeypatch.setattr(shard_claim, "POLL_SECONDS_MAX", 0.1)
