@@ -416,11 +416,11 @@ async def test_commit_without_events_keeps_its_stamp() -> None:
     assert await append(channel, b"a", b"b", stamp=Stamp("query", 8, 8)) == Receipt(0, 0, is_deduplicated=True)
 
 
-# Resize.
+# A disk without space.
 
 
 async def test_append_that_the_disk_refuses_twice_waits_for_it_within_one_keep_alive() -> None:
-    """The second refusal does not begin the wait anew."""
+    """The second refusal does not start the wait again."""
     channel = open_channel(keep_alive_seconds=10)
     slow = SlowCommits(channel)
     call = await started(append(channel, b"a"))

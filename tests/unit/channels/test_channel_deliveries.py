@@ -23,7 +23,7 @@ async def channel() -> Channel:
     return channel
 
 
-async def test_lend_returns_the_oldest_and_counts_as_open(channel: Channel) -> None:
+async def test_deliver_returns_the_oldest_and_counts_as_open(channel: Channel) -> None:
     """A delivery has at most as many events as a transaction may take."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     assert bodies_of(delivery.takes) == [b"a", b"b", b"c"]
@@ -31,7 +31,7 @@ async def test_lend_returns_the_oldest_and_counts_as_open(channel: Channel) -> N
     check_accounts(channel)
 
 
-async def test_settle_removes_what_was_lent_once(channel: Channel) -> None:
+async def test_settle_removes_what_was_delivered_once(channel: Channel) -> None:
     """A second ack of the same delivery does nothing, and neither does a nack after it."""
     delivery = await channel.deliveries.deliver(TakeLimits(events_max=2))
     _ = channel.deliveries.settle(delivery)
@@ -42,7 +42,7 @@ async def test_settle_removes_what_was_lent_once(channel: Channel) -> None:
     check_accounts(channel)
 
 
-async def test_give_back_returns_what_was_lent_to_its_place(channel: Channel) -> None:
+async def test_nack_returns_what_was_delivered_to_its_place(channel: Channel) -> None:
     """Other deliveries in between make no difference."""
     deliveries = [await channel.deliveries.deliver(TakeLimits(events_max=1)) for _ in range(3)]
     channel.deliveries.nack(deliveries[2])
@@ -55,7 +55,7 @@ async def test_give_back_returns_what_was_lent_to_its_place(channel: Channel) ->
     check_accounts(channel)
 
 
-async def test_join_of_two_loans_makes_one_that_is_settled_whole(channel: Channel) -> None:
+async def test_join_of_two_deliveries_makes_one_that_is_settled_whole(channel: Channel) -> None:
     """A consumer with many small deliveries has one open transaction and one commit."""
     first, second = [await channel.deliveries.deliver(TakeLimits(events_max=2)) for _ in range(2)]
     channel.deliveries.join(first, second)
@@ -71,7 +71,7 @@ async def test_join_of_two_loans_makes_one_that_is_settled_whole(channel: Channe
     check_accounts(channel)
 
 
-async def test_join_of_two_loans_that_are_given_back_returns_both(channel: Channel) -> None:
+async def test_join_of_two_deliveries_that_are_returned_puts_back_both(channel: Channel) -> None:
     """Each event returns to its own place, from whichever of the two deliveries it came."""
     first, between, last = [await channel.deliveries.deliver(TakeLimits(events_max=1)) for _ in range(3)]
     channel.deliveries.join(first, last)
@@ -89,7 +89,7 @@ async def test_join_in_a_deleted_channel_does_nothing(channel: Channel) -> None:
     assert channel.open_transactions == 0
 
 
-async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> None:
+async def test_deliver_on_an_empty_channel_waits_however_long(channel: Channel) -> None:
     """The call waits with the takers."""
     await channel.purge()
     call = await started(channel.deliveries.deliver(TakeLimits()))
@@ -99,7 +99,7 @@ async def test_lend_on_an_empty_channel_waits_however_long(channel: Channel) -> 
     assert bodies_of((await call.result()).takes) == [b"x"]
 
 
-async def test_lend_is_never_taken_back_by_a_lease(channel: Channel) -> None:
+async def test_delivery_is_never_taken_back_by_a_lease(channel: Channel) -> None:
     """The stream that owns a delivery is responsible for it, however slow it is."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     await asyncio.sleep(1_000_000)
@@ -108,7 +108,7 @@ async def test_lend_is_never_taken_back_by_a_lease(channel: Channel) -> None:
     assert channel._contents.capacity.event_count == 1
 
 
-async def test_lend_while_a_claim_lives_is_refused(channel: Channel) -> None:
+async def test_deliver_while_a_claim_lives_is_refused(channel: Channel) -> None:
     """This includes a call that is waiting when the channel is claimed."""
     await channel.purge()
     call = await started(channel.deliveries.deliver(TakeLimits()))
@@ -135,7 +135,7 @@ async def test_claim_without_a_lease_has_the_channels(channel: Channel) -> None:
     assert (await channel.claim("r", 0, takeover=False)).lease.seconds == 30
 
 
-async def test_lend_beyond_the_open_transactions_is_refused(channel: Channel) -> None:
+async def test_deliver_beyond_the_open_transactions_is_refused(channel: Channel) -> None:
     """A delivery counts as a transaction; a waiting call is refused once there is an event."""
     for _ in range(3):
         begin(channel)
@@ -144,7 +144,7 @@ async def test_lend_beyond_the_open_transactions_is_refused(channel: Channel) ->
     assert len(queued(channel)) == 4
 
 
-async def test_lend_that_is_refused_leaves_the_event_to_the_next() -> None:
+async def test_deliver_that_is_refused_leaves_the_event_to_the_next() -> None:
     """The wake-up is passed on to a call that can use it."""
     channel = open_channel(open_transactions_max=2)
     taking = begin(channel)
@@ -158,7 +158,7 @@ async def test_lend_that_is_refused_leaves_the_event_to_the_next() -> None:
     assert now() == 0
 
 
-async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
+async def test_deliver_that_is_cancelled_takes_nothing(channel: Channel) -> None:
     """Cancelled before or after its wake-up, it leaves the event to the next call."""
     await channel.purge()
     calls = [await started(channel.deliveries.deliver(TakeLimits())) for _ in range(3)]
@@ -173,7 +173,7 @@ async def test_lend_that_is_cancelled_takes_nothing(channel: Channel) -> None:
     check_accounts(channel)
 
 
-async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel) -> None:
+async def test_deliver_when_the_channel_drains_is_refused_at_once(channel: Channel) -> None:
     """A waiting call is refused too; open deliveries can still be settled."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     await channel.purge()
@@ -185,7 +185,7 @@ async def test_lend_when_the_channel_drains_is_refused_at_once(channel: Channel)
     assert channel._contents.capacity.event_count == 0
 
 
-async def test_lend_when_the_channel_is_deleted_is_refused_at_once(channel: Channel) -> None:
+async def test_deliver_when_the_channel_is_deleted_is_refused_at_once(channel: Channel) -> None:
     """Open deliveries are forgotten with the channel."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     await channel.purge()

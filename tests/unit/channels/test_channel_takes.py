@@ -155,7 +155,7 @@ async def test_take_of_an_empty_channel_responds_in_time() -> None:
     assert len(channel._contents.takers) == 0
 
 
-async def test_take_that_waits_responses_as_soon_as_there_is_any_event() -> None:
+async def test_take_that_waits_responds_as_soon_as_there_is_any_event() -> None:
     """It waits neither for more events nor for its timeout."""
     channel = open_channel()
     call = await started(channel.transactions.take(begin(channel), TakeLimits(events_max=5), 60, None))
@@ -342,7 +342,7 @@ async def test_take_that_waits_when_the_channel_is_deleted_fails_at_once() -> No
     assert len(channel._contents.takers) == 0
 
 
-async def test_parts_of_a_batch_each_fit_an_response() -> None:
+async def test_parts_of_a_batch_each_fit_a_response() -> None:
     """Events of one request may need several responses; a small batch needs one."""
     channel = open_channel(response_bytes_max=400)
     await append(channel, *[b"x" * 50] * 20)

@@ -162,7 +162,7 @@ async def test_make_removes_the_segments_that_no_checkpoint_needs(disk: Simulate
         assert await durable_state_on(disk.copy()) == opened.durable_state()
 
 
-async def test_make_without_space_for_checkpoints_is_told_until_there_is(disk: SimulatedDisk) -> None:
+async def test_make_without_space_for_checkpoints_is_reported_until_there_is(disk: SimulatedDisk) -> None:
     """The log would grow until its own disk is full as well."""
     async with file_channel(disk) as opened:
         await append(opened.channel, b"a")

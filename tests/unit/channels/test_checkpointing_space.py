@@ -231,7 +231,7 @@ async def test_append_on_a_full_disk_waits_until_takes_have_freed_it(disk: Simul
 
 
 async def test_append_on_a_disk_that_stays_full_is_refused_after_the_keep_alive(disk: SimulatedDisk) -> None:
-    """It is told once what is lacking, and once that there is space again, whoever has freed it."""
+    """What is lacking is reported once, and once that there is space again, however it was freed."""
     async with file_channel(disk, checkpoint_interval_seconds=1000.0, keep_alive_seconds=0.05) as opened:
         opened.checkpointing.start()
         await append(opened.channel, b"x" * 1000)

@@ -31,7 +31,7 @@ def put(contents: Contents, *bodies: bytes) -> None:
     make(contents, contents.plan([window(*bodies)], [], None))
 
 
-def open_desk(contents: Contents) -> ClaimRegistry:
+def open_registry(contents: Contents) -> ClaimRegistry:
     return ClaimRegistry(contents, MemoryCommitter(contents))
 
 
@@ -45,153 +45,158 @@ def contents() -> Contents:
 
 
 @pytest.fixture
-async def desk(contents: Contents) -> ClaimRegistry:
+async def registry(contents: Contents) -> ClaimRegistry:
     """Reader `r` has claimed the channel; its epoch is 1."""
-    desk = open_desk(contents)
-    assert (await desk.grant("r", LEASE, takeover=False)).epoch == 1
-    return desk
+    registry = open_registry(contents)
+    assert (await registry.grant("r", LEASE, takeover=False)).epoch == 1
+    return registry
 
 
 async def read(
-    desk: ClaimRegistry, from_sequence: int = 0, to_sequence: int = 0, *, reader_id: str = "r", epoch: int | None = None
+    registry: ClaimRegistry,
+    from_sequence: int = 0,
+    to_sequence: int = 0,
+    *,
+    reader_id: str = "r",
+    epoch: int | None = None,
 ) -> list[int]:
     """The sequences of a range."""
-    return await rest_of(desk.read(reader_id, epoch, from_sequence, to_sequence))
+    return await rest_of(registry.read(reader_id, epoch, from_sequence, to_sequence))
 
 
 async def rest_of(batches: AsyncGenerator[StoredBatch]) -> list[int]:
     return [sequence async for batch in batches for sequence, _ in numbered([batch])]
 
 
-async def test_grant_of_a_free_channel_shuts_out_all_others(desk: ClaimRegistry) -> None:
+async def test_grant_of_a_free_channel_shuts_out_all_others(registry: ClaimRegistry) -> None:
     """Takes and other readers are refused; the error names the owner of the claim and its remaining time."""
     await asyncio.sleep(10)
     with pytest.raises(ChannelClaimedError) as refused:
-        desk.refuse_if_claimed()
+        registry.refuse_if_claimed()
     assert str(refused.value) == (
         "reader 'r' has claimed the channel, for 20.0 s more unless it renews; "
         "wait, have it release the claim, or take the claim over"
     )
     assert (refused.value.retry_delay_seconds, refused.value.metadata) == (20, {"reader_id": "r"})
     with pytest.raises(ChannelClaimedError):
-        await desk.grant("other", LEASE, takeover=False)
+        await registry.grant("other", LEASE, takeover=False)
 
 
-async def test_grant_to_the_same_reader_renews(desk: ClaimRegistry) -> None:
+async def test_grant_to_the_same_reader_renews(registry: ClaimRegistry) -> None:
     """The epoch stays; the lease restarts with the duration of the new call."""
     await asyncio.sleep(LEASE - 1)
-    claim = await desk.grant("r", 5, takeover=False)
+    claim = await registry.grant("r", 5, takeover=False)
     assert (claim.epoch, claim.lease.seconds, claim.lease.remaining_seconds) == (1, 5, 5)
     await asyncio.sleep(5)
-    assert desk.claim is None
+    assert registry.claim is None
 
 
 @pytest.mark.parametrize("reader_id", ["r", "other"])
-async def test_grant_with_takeover_begins_a_new_epoch(desk: ClaimRegistry, reader_id: str) -> None:
+async def test_grant_with_takeover_begins_a_new_epoch(registry: ClaimRegistry, reader_id: str) -> None:
     """This holds for another reader's claim and one's own; the former claim is fenced, and its lease ends nothing."""
     await asyncio.sleep(LEASE - 1)
-    assert (await desk.grant(reader_id, LEASE, takeover=True)).epoch == 2
+    assert (await registry.grant(reader_id, LEASE, takeover=True)).epoch == 2
     await asyncio.sleep(LEASE - 1)
-    assert desk.claim is not None
+    assert registry.claim is not None
     with pytest.raises(StaleEpochError, match="epoch: is 1; the newest claim of the channel has epoch 2"):
-        await desk.acknowledge("r", 1, 1)
-    assert await desk.acknowledge(reader_id, 2, 1) == 2
+        await registry.acknowledge("r", 1, 1)
+    assert await registry.acknowledge(reader_id, 2, 1) == 2
 
 
 async def test_grant_with_takeover_of_a_free_channel_is_a_claim(contents: Contents) -> None:
     """A takeover does not require a claim."""
-    assert (await open_desk(contents).grant("r", LEASE, takeover=True)).epoch == 1
+    assert (await open_registry(contents).grant("r", LEASE, takeover=True)).epoch == 1
 
 
 @pytest.mark.parametrize("takeover", [False, True])
 async def test_grant_while_events_are_taken_is_refused(contents: Contents, *, takeover: bool) -> None:
     """Taken events may return, which would change a range that was read; the claim may be retried later."""
     taken = take(contents, 2)
-    desk = open_desk(contents)
+    registry = open_registry(contents)
     with pytest.raises(TxnsOpenError, match="have taken 2 events") as refused:
-        await desk.grant("r", LEASE, takeover=takeover)
+        await registry.grant("r", LEASE, takeover=takeover)
     assert refused.value.retry_delay_seconds == 1
-    assert desk.claim is None
+    assert registry.claim is None
     contents.put_back(taken)
-    assert (await desk.grant("r", LEASE, takeover=takeover)).epoch == 1
+    assert (await registry.grant("r", LEASE, takeover=takeover)).epoch == 1
 
 
 @pytest.mark.parametrize("reader_id", ["", "ü", "a\n", "x" * 129])
-async def test_claim_calls_of_a_malformed_reader_are_refused(desk: ClaimRegistry, reader_id: str) -> None:
+async def test_claim_calls_of_a_malformed_reader_are_refused(registry: ClaimRegistry, reader_id: str) -> None:
     """Each error names the field."""
     with pytest.raises(BadArgumentError, match="reader_id: is"):
-        await desk.grant(reader_id, LEASE, takeover=True)
+        await registry.grant(reader_id, LEASE, takeover=True)
     with pytest.raises(BadArgumentError, match="reader_id: is"):
-        desk.read(reader_id, None, 0, 0)
+        registry.read(reader_id, None, 0, 0)
     with pytest.raises(BadArgumentError, match="reader_id: is"):
-        await desk.acknowledge(reader_id, None, 1)
+        await registry.acknowledge(reader_id, None, 1)
     with pytest.raises(BadArgumentError, match="reader_id: is"):
-        await desk.release(reader_id, None)
+        await registry.release(reader_id, None)
 
 
-async def test_lease_of_a_claim_that_runs_out_frees_the_channel(desk: ClaimRegistry) -> None:
+async def test_lease_of_a_claim_that_runs_out_frees_the_channel(registry: ClaimRegistry) -> None:
     """Acknowledged events are removed, and the rest is available to all; the reader may claim again."""
-    await desk.acknowledge("r", None, 2)
+    await registry.acknowledge("r", None, 2)
     await asyncio.sleep(LEASE)
-    desk.refuse_if_claimed()
-    for call in (lambda: read(desk), lambda: desk.acknowledge("r", None, 3), lambda: desk.release("r", 1)):
+    registry.refuse_if_claimed()
+    for call in (lambda: read(registry), lambda: registry.acknowledge("r", None, 3), lambda: registry.release("r", 1)):
         with pytest.raises(NotClaimedError, match="reader 'r' has no active claim"):
             await call()
-    assert (await desk.grant("r", LEASE, takeover=False)).epoch == 2
-    assert await read(desk) == [3, 4, 5, 6]
+    assert (await registry.grant("r", LEASE, takeover=False)).epoch == 2
+    assert await read(registry) == [3, 4, 5, 6]
 
 
-async def test_calls_of_a_claim_keep_it_alive(desk: ClaimRegistry) -> None:
+async def test_calls_of_a_claim_keep_it_alive(registry: ClaimRegistry) -> None:
     """Read and Acknowledge restart its lease."""
     for _ in range(3):
         await asyncio.sleep(LEASE - 1)
-        await read(desk)
+        await read(registry)
         await asyncio.sleep(LEASE - 1)
-        await desk.acknowledge("r", None, 0)
+        await registry.acknowledge("r", None, 0)
     assert now() > LEASE * 5
     await asyncio.sleep(LEASE)
-    assert desk.claim is None
+    assert registry.claim is None
 
 
-async def test_calls_of_another_reader_are_refused_and_renew_nothing(desk: ClaimRegistry) -> None:
+async def test_calls_of_another_reader_are_refused_and_renew_nothing(registry: ClaimRegistry) -> None:
     """Only the holder of the claim can read, acknowledge and release."""
     await asyncio.sleep(LEASE - 1)
     for call in (
-        lambda: read(desk, reader_id="other"),
-        lambda: desk.acknowledge("other", None, 1),
-        lambda: desk.release("other", None),
+        lambda: read(registry, reader_id="other"),
+        lambda: registry.acknowledge("other", None, 1),
+        lambda: registry.release("other", None),
     ):
         with pytest.raises(ChannelClaimedError):
             await call()
     await asyncio.sleep(1)
-    assert desk.claim is None
+    assert registry.claim is None
 
 
-async def test_end_of_a_claim_that_is_gone_does_nothing(desk: ClaimRegistry) -> None:
+async def test_end_of_a_claim_that_is_gone_does_nothing(registry: ClaimRegistry) -> None:
     """The claim was already ended by the first call."""
-    desk.end()
-    desk.end()
-    desk.forget()
-    assert desk.claim is None
+    registry.end()
+    registry.end()
+    registry.forget()
+    assert registry.claim is None
 
 
 async def test_calls_without_any_claim_are_refused(contents: Contents) -> None:
     """The channel was never claimed."""
     with pytest.raises(NotClaimedError):
-        await open_desk(contents).release("r", None)
+        await open_registry(contents).release("r", None)
     with pytest.raises(NotClaimedError):
-        await open_desk(contents).release("r", 0)
+        await open_registry(contents).release("r", 0)
 
 
-async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimRegistry, contents: Contents) -> None:
+async def test_release_ends_the_claim_and_keeps_the_events(registry: ClaimRegistry, contents: Contents) -> None:
     """A second release finds no claim."""
-    await desk.release("r", 1)
-    desk.refuse_if_claimed()
+    await registry.release("r", 1)
+    registry.refuse_if_claimed()
     assert contents.queue.event_count == 6
     with pytest.raises(NotClaimedError):
-        await desk.release("r", 1)
+        await registry.release("r", 1)
     await asyncio.sleep(LEASE * 2)
-    assert (await desk.grant("other", LEASE, takeover=False)).epoch == 2
+    assert (await registry.grant("other", LEASE, takeover=False)).epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -215,12 +220,12 @@ async def test_release_ends_the_claim_and_keeps_the_events(desk: ClaimRegistry, 
     ],
 )
 async def test_read_of_a_range_returns_it_as_often_as_asked(
-    desk: ClaimRegistry, from_sequence: int, to_sequence: int, sequences: list[int]
+    registry: ClaimRegistry, from_sequence: int, to_sequence: int, sequences: list[int]
 ) -> None:
     """The sequences 3 to 6 are not acknowledged."""
-    await desk.acknowledge("r", None, 2)
+    await registry.acknowledge("r", None, 2)
     for epoch in (None, 1):
-        assert await read(desk, from_sequence, to_sequence, epoch=epoch) == sequences
+        assert await read(registry, from_sequence, to_sequence, epoch=epoch) == sequences
 
 
 @pytest.mark.parametrize(
@@ -239,36 +244,36 @@ async def test_read_of_a_range_returns_it_as_often_as_asked(
     ],
 )
 async def test_read_of_a_missing_range_raises(
-    desk: ClaimRegistry, from_sequence: int, to_sequence: int, kind: type[MillraceError], complaint: str
+    registry: ClaimRegistry, from_sequence: int, to_sequence: int, kind: type[MillraceError], complaint: str
 ) -> None:
     """The call itself raises, before anything is read."""
-    await desk.acknowledge("r", None, 2)
+    await registry.acknowledge("r", None, 2)
     with pytest.raises(kind, match=complaint):
-        desk.read("r", None, from_sequence, to_sequence)
+        registry.read("r", None, from_sequence, to_sequence)
 
 
 async def test_read_of_an_empty_channel_returns_nothing() -> None:
     """The first sequence is that of the next event."""
-    desk = open_desk(Contents("orders", Capacity(1, 1)))
-    await desk.grant("r", LEASE, takeover=False)
-    assert await read(desk) == await read(desk, 1) == await read(desk, 1, 1) == []
+    registry = open_registry(Contents("orders", Capacity(1, 1)))
+    await registry.grant("r", LEASE, takeover=False)
+    assert await read(registry) == await read(registry, 1) == await read(registry, 1, 1) == []
 
 
 async def test_read_while_events_are_put_ends_at_what_was_committed_at_first(
-    desk: ClaimRegistry, contents: Contents
+    registry: ClaimRegistry, contents: Contents
 ) -> None:
     """The end of the range is fixed when the call begins."""
-    batches = desk.read("r", None, 0, 0)
+    batches = registry.read("r", None, 0, 0)
     assert (await anext(batches)).count == 2
     put(contents, b"g")
     assert await rest_of(batches) == [3, 4, 5, 6]
 
 
-async def test_read_of_many_batches_returns_all(desk: ClaimRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_of_many_batches_returns_all(registry: ClaimRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is read a part at a time."""
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
-    assert await read(desk) == [1, 2, 3, 4, 5, 6]
-    assert await read(desk, 2, 6) == [2, 3, 4, 5]
+    assert await read(registry) == [1, 2, 3, 4, 5, 6]
+    assert await read(registry, 2, 6) == [2, 3, 4, 5]
 
 
 async def test_read_of_a_range_with_holes_leaves_them_out(contents: Contents) -> None:
@@ -276,144 +281,144 @@ async def test_read_of_a_range_with_holes_leaves_them_out(contents: Contents) ->
     first, second = take(contents, 1), take(contents, 2)
     contents.put_back(first)
     make(contents, contents.plan([], second, None))
-    desk = open_desk(contents)
-    await desk.grant("r", LEASE, takeover=False)
-    assert await read(desk) == [1, 4, 5, 6]
-    assert await read(desk, 2, 4) == []
-    assert await read(desk, 2, 5) == [4]
+    registry = open_registry(contents)
+    await registry.grant("r", LEASE, takeover=False)
+    assert await read(registry) == [1, 4, 5, 6]
+    assert await read(registry, 2, 4) == []
+    assert await read(registry, 2, 5) == [4]
 
 
-async def test_read_that_lasts_keeps_the_claim_alive(desk: ClaimRegistry) -> None:
+async def test_read_that_lasts_keeps_the_claim_alive(registry: ClaimRegistry) -> None:
     """A slow receiver does not lose its claim."""
-    async for _ in desk.read("r", None, 0, 0):
+    async for _ in registry.read("r", None, 0, 0):
         await asyncio.sleep(LEASE * 3)
-    assert desk.claim is not None
+    assert registry.claim is not None
     await asyncio.sleep(LEASE)
-    assert desk.claim is None
+    assert registry.claim is None
 
 
-async def test_read_that_is_left_half_way_pauses_nothing_any_more(desk: ClaimRegistry) -> None:
+async def test_read_that_is_left_half_way_pauses_nothing_any_more(registry: ClaimRegistry) -> None:
     """After a broken stream the lease of the claim runs."""
-    batches = desk.read("r", None, 0, 0)
+    batches = registry.read("r", None, 0, 0)
     await anext(batches)
     await batches.aclose()
     await asyncio.sleep(LEASE)
-    assert desk.claim is None
+    assert registry.claim is None
 
 
 @pytest.mark.parametrize(
     ("end", "kind"),
     [
-        (lambda desk: desk.release("r", None), NotClaimedError),
-        (lambda desk: desk.grant("r", LEASE, takeover=True), StaleEpochError),
-        (lambda desk: desk.grant("other", LEASE, takeover=True), StaleEpochError),
+        (lambda registry: registry.release("r", None), NotClaimedError),
+        (lambda registry: registry.grant("r", LEASE, takeover=True), StaleEpochError),
+        (lambda registry: registry.grant("other", LEASE, takeover=True), StaleEpochError),
     ],
 )
 async def test_read_whose_claim_ends_in_the_meantime_fails_at_the_next_batch(
-    desk: ClaimRegistry, end: Callable[[ClaimRegistry], Awaitable[object]], kind: type[MillraceError]
+    registry: ClaimRegistry, end: Callable[[ClaimRegistry], Awaitable[object]], kind: type[MillraceError]
 ) -> None:
     """A fenced reader sees no further event, even if the new reader has the same name."""
-    batches = desk.read("r", None, 0, 0)
+    batches = registry.read("r", None, 0, 0)
     await anext(batches)
-    await end(desk)
+    await end(registry)
     with pytest.raises(kind):
         await anext(batches)
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 3, (1 << 64) - 1])
-async def test_calls_with_another_epoch_are_refused(desk: ClaimRegistry, epoch: int) -> None:
+async def test_calls_with_another_epoch_are_refused(registry: ClaimRegistry, epoch: int) -> None:
     """The newest claim has epoch 2; any other epoch is refused."""
-    await desk.grant("r", LEASE, takeover=True)
+    await registry.grant("r", LEASE, takeover=True)
     for call in (
-        lambda: read(desk, epoch=epoch),
-        lambda: desk.acknowledge("r", epoch, 1),
-        lambda: desk.release("r", epoch),
-        lambda: desk.release("other", epoch),
+        lambda: read(registry, epoch=epoch),
+        lambda: registry.acknowledge("r", epoch, 1),
+        lambda: registry.release("r", epoch),
+        lambda: registry.release("other", epoch),
     ):
         with pytest.raises(StaleEpochError):
             await call()
-    assert await read(desk, epoch=2) == [1, 2, 3, 4, 5, 6]
+    assert await read(registry, epoch=2) == [1, 2, 3, 4, 5, 6]
 
 
-async def test_acknowledge_through_a_sequence_removes_all_up_to_it(desk: ClaimRegistry, contents: Contents) -> None:
+async def test_acknowledge_through_a_sequence_removes_all_up_to_it(registry: ClaimRegistry, contents: Contents) -> None:
     """Acknowledgement is cumulative, also in the middle of a batch; repeating it has no effect."""
-    assert await desk.acknowledge("r", 1, 3) == 4
-    assert await desk.acknowledge("r", 1, 3) == 4
-    assert await desk.acknowledge("r", 1, 1) == 4
-    assert await desk.acknowledge("r", 1, 0) == 4
+    assert await registry.acknowledge("r", 1, 3) == 4
+    assert await registry.acknowledge("r", 1, 3) == 4
+    assert await registry.acknowledge("r", 1, 1) == 4
+    assert await registry.acknowledge("r", 1, 0) == 4
     assert (contents.capacity.event_count, contents.counters.take_successes) == (3, 3)
-    assert await desk.acknowledge("r", 1, 6) == 7
+    assert await registry.acknowledge("r", 1, 6) == 7
     assert (contents.capacity.event_count, contents.capacity.body_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("takes_over", [False, True])
 async def test_acknowledge_of_many_batches_ends_where_the_claim_does(
-    desk: ClaimRegistry, contents: Contents, monkeypatch: pytest.MonkeyPatch, *, takes_over: bool
+    registry: ClaimRegistry, contents: Contents, monkeypatch: pytest.MonkeyPatch, *, takes_over: bool
 ) -> None:
     """Other calls are served between its commits; a takeover there fences the rest, which the new reader gets."""
     monkeypatch.setattr(claims, "REMOVED_BATCHES_MAX", 1)
-    call = asyncio.ensure_future(desk.acknowledge("r", 1, 5))
+    call = asyncio.ensure_future(registry.acknowledge("r", 1, 5))
     await asyncio.sleep(0)
     assert contents.first_sequence == 3
     if not takes_over:
         assert await call == 6
         return
-    assert (await desk.grant("other", LEASE, takeover=True)).epoch == 2
+    assert (await registry.grant("other", LEASE, takeover=True)).epoch == 2
     with pytest.raises(StaleEpochError):
         await call
-    assert await read(desk, reader_id="other", epoch=2) == [3, 4, 5, 6]
+    assert await read(registry, reader_id="other", epoch=2) == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("through_sequence", [7, 8, (1 << 64) - 1])
 async def test_acknowledge_of_future_sequences_is_refused(
-    desk: ClaimRegistry, contents: Contents, through_sequence: int
+    registry: ClaimRegistry, contents: Contents, through_sequence: int
 ) -> None:
     """Otherwise events that were never read would be lost."""
     with pytest.raises(SequenceGoneError, match="does not exist yet; the newest is 6"):
-        await desk.acknowledge("r", None, through_sequence)
+        await registry.acknowledge("r", None, through_sequence)
     assert contents.queue.event_count == 6
 
 
-async def test_repeat_of_a_revocation_leaves_the_next_claim_alone(desk: ClaimRegistry) -> None:
+async def test_repeat_of_a_revocation_leaves_the_next_claim_alone(registry: ClaimRegistry) -> None:
     """A client that lost the response repeats the call and gets the same claim; earlier epochs are refused."""
-    revoked = await desk.revoke(1)
-    successor = await desk.grant("s", LEASE, takeover=False)
-    assert await desk.revoke(1) is revoked
-    assert desk.claim is successor
-    await desk.revoke(None)
+    revoked = await registry.revoke(1)
+    successor = await registry.grant("s", LEASE, takeover=False)
+    assert await registry.revoke(1) is revoked
+    assert registry.claim is successor
+    await registry.revoke(None)
     with pytest.raises(StaleEpochError):
-        await desk.revoke(1)
+        await registry.revoke(1)
 
 
-async def test_claim_calls_on_a_deleted_channel_find_none(desk: ClaimRegistry, contents: Contents) -> None:
+async def test_claim_calls_on_a_deleted_channel_find_none(registry: ClaimRegistry, contents: Contents) -> None:
     """A read in progress ends with the same error."""
-    batches = desk.read("r", None, 0, 0)
+    batches = registry.read("r", None, 0, 0)
     await anext(batches)
     contents.close()
     with pytest.raises(ChannelNotFoundError):
         await anext(batches)
     with pytest.raises(ChannelNotFoundError):
-        await desk.grant("r", LEASE, takeover=False)
+        await registry.grant("r", LEASE, takeover=False)
     with pytest.raises(ChannelNotFoundError):
-        await desk.acknowledge("r", None, 1)
+        await registry.acknowledge("r", None, 1)
 
 
 async def test_read_of_one_big_batch_range_after_range_returns_all_of_it() -> None:
     """Ranges that end inside a batch, such as Spark's partitions, together contain all its events."""
     contents = Contents("orders", Capacity(100, 1000))
     put(contents, *[b"x"] * 49)
-    desk = open_desk(contents)
-    await desk.grant("r", LEASE, takeover=False)
-    ranges = [await read(desk, start, start + 7) for start in range(1, 50, 7)]
+    registry = open_registry(contents)
+    await registry.grant("r", LEASE, takeover=False)
+    ranges = [await read(registry, start, start + 7) for start in range(1, 50, 7)]
     assert list(itertools.chain(*ranges)) == list(range(1, 50))
 
 
 async def test_read_of_a_range_that_is_emptied_in_the_meantime_reports_it(
-    desk: ClaimRegistry, contents: Contents, monkeypatch: pytest.MonkeyPatch
+    registry: ClaimRegistry, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A purge during the read is not taken for the end of the range."""
     monkeypatch.setattr("millrace_server.channels.queue._READ_AHEAD", 1)
-    reading = desk.read("r", None, 0, 0)
+    reading = registry.read("r", None, 0, 0)
     await anext(reading)
     await remove(contents, MemoryCommitter(contents), contents.take_through(contents.next_sequence), is_purge=True)
     with pytest.raises(SequenceGoneError):

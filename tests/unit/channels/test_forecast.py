@@ -60,7 +60,7 @@ def test_forecast_follows_the_last_one_to_two_minutes(watched: Watched) -> None:
     assert watched.after(15, 0) == Forecast(None, None)
 
 
-def test_forecast_after_nobody_has_looked_for_long_begins_anew(watched: Watched) -> None:
+def test_forecast_after_nobody_has_looked_for_long_begins_again(watched: Watched) -> None:
     """The average of hours says nothing about now."""
     watched.after(0, 10)
     assert watched.after(3_600, 50) == Forecast(None, None)

@@ -330,7 +330,7 @@ async def test_purge_of_many_batches_lets_other_calls_through(
 async def test_acknowledge_of_many_batches_that_is_killed_has_removed_the_first(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only when all are on the disk is it responded; what the kill leaves is an earlier acknowledgement."""
+    """It responds only when all are on the disk; what the kill leaves is an earlier acknowledgement."""
     monkeypatch.setattr(claims, "REMOVED_BATCHES_MAX", 2)
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)

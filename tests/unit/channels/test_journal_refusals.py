@@ -416,7 +416,7 @@ async def test_disk_that_does_not_respond_is_reported_until_it_does(
 
 
 async def test_log_that_fails_while_much_is_under_way_leaves_what_was_durable(disk: SimulatedDisk) -> None:
-    """After the next opening, responded commits are there, and of the others each is complete or absent."""
+    """After the next opening, acknowledged commits are there, and of the others each is complete or absent."""
     async with file_channel(disk) as opened:
         channel, gate = opened.channel, Gate(disk)
         await append(channel, b"a", b"b")

@@ -394,7 +394,7 @@ async def test_run_that_another_thread_has_read_has_its_merged_size(disk: Simula
 
 
 async def test_replay_of_a_take_amid_a_run_that_cannot_be_read_shares_out_its_bytes(disk: SimulatedDisk) -> None:
-    """The channel opens with the other events; who reads the damaged ones is told so."""
+    """The channel opens with the other events; reading the damaged ones raises an error."""
     async with file_channel(disk, segment_bytes_max=1_000) as opened:
         await append_each(opened, range(8))
         transactions = [begin(opened.channel), begin(opened.channel)]

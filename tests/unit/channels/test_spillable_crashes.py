@@ -18,7 +18,7 @@ from tests.simulated_disk import SimulatedDisk
 from tests.spillable_channels import Opened
 
 
-async def consume_loan(channel: Channel) -> list[bytes]:
+async def consume_delivery(channel: Channel) -> list[bytes]:
     """Takes events as a stream does, and acknowledges them."""
     delivery = await channel.deliveries.deliver(TakeLimits())
     bodies = bodies_of(delivery.takes)
@@ -250,9 +250,9 @@ async def test_checkpoint_of_a_channel_in_memory_that_has_not_changed_writes_not
     await opened.now.checkpoint()
     call_count = len(opened.disk.calls)
     await append(channel, b"a", b"b")
-    loan_count = len(await consume_loan(channel))
+    delivered_count = len(await consume_delivery(channel))
     await opened.now.checkpoint()
-    assert loan_count == 2
+    assert delivered_count == 2
     assert len(opened.disk.calls) == call_count
     await append(channel, b"c", stamp=Stamp("p", 1, 1))
     await opened.now.checkpoint()

@@ -141,7 +141,7 @@ async def test_appends_of_a_stream_get_responses_in_order(running: Running) -> N
 
 
 async def test_appends_that_wait_are_all_under_way_and_keep_their_order(running: Running) -> None:
-    """An append after a large one is neither responded nor stored before it."""
+    """An append after a large one is not stored, and gets no response, before it."""
     stream = running.stream
     for bodies in ([b"a"] * 3, [b"b"] * 2, [b"c"]):
         stream.send(*bodies)

@@ -24,7 +24,7 @@ class OnePageServer:
         self.address = address
         self.server = server
         self.asked = asyncio.Event()
-        self.may_response = asyncio.Event()
+        self.may_respond = asyncio.Event()
         self.page = "page"
 
     async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -36,7 +36,7 @@ class OnePageServer:
         """Responds to the request that has arrived; connections then wait no longer than this for another one."""
         await self.asked.wait()
         self.server._server.config.limits = HttpLimits(10, idle_seconds_max=idle_seconds_max)
-        self.may_response.set()
+        self.may_respond.set()
 
 
 Start = Callable[[HttpLimits], Awaitable[OnePageServer]]
@@ -51,7 +51,7 @@ async def start() -> AsyncIterator[Start]:
         async def start_guest(limits: HttpLimits) -> OnePageServer:
             async def page(_request: Request) -> PlainTextResponse:
                 page_server.asked.set()
-                await page_server.may_response.wait()
+                await page_server.may_respond.wait()
                 return PlainTextResponse(page_server.page)
 
             bound = await open_socket(Address("127.0.0.1", 0), "test")
@@ -105,7 +105,7 @@ async def test_connection_between_requests_is_closed_after_a_while(start: Start)
     await page_server.respond_then_limit(WAIT_SECONDS_MAX)
     assert (await reader.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
     page_server.asked.clear()
-    page_server.may_response.clear()
+    page_server.may_respond.clear()
     writer.write(REQUEST)
     await page_server.respond_then_limit(0.1)
     assert (await reader.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
@@ -122,7 +122,7 @@ async def test_response_that_takes_longer_than_the_idle_time_comes(start: Start)
     [connection] = page_server.server._server.server_state.connections
     assert isinstance(connection, http_server._UvicornProtocol)
     assert connection._idle.cancelled()
-    page_server.may_response.set()
+    page_server.may_respond.set()
     response = await reader.readuntil(b"page")
     assert b"connection: close" not in response
     writer.close()
@@ -140,7 +140,7 @@ async def test_requests_above_the_limit_get_503_and_connections_far_above_none(s
     reader, writer = await page_server.connect(REQUEST)
     assert await _end_of(halves[0][0]) == b""
     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 503 ")
-    page_server.may_response.set()
+    page_server.may_respond.set()
     for responded, _ in busy:
         await responded.readuntil(b"page")
     for _, each in (*busy, *halves, (reader, writer)):
@@ -158,7 +158,7 @@ async def test_connection_at_the_limit_closes_the_one_that_waited_longest(start:
         halves.append(await page_server.connect(REQUEST[:10]))
         assert await _end_of(halves[round_number][0]) == b""
     reader, writer = await page_server.connect(REQUEST)
-    page_server.may_response.set()
+    page_server.may_respond.set()
     for responded in (reader, busy[0]):
         assert (await responded.readuntil(b"page")).startswith(b"HTTP/1.1 200 ")
     halves[-1][1].write(REQUEST[10:])
@@ -198,7 +198,7 @@ async def test_stop_with_a_request_in_work_lets_it_complete(start: Start) -> Non
     stopping = asyncio.create_task(page_server.server.stop())
     await asyncio.wait({stopping}, timeout=0.05)
     assert not stopping.done()
-    page_server.may_response.set()
+    page_server.may_respond.set()
     assert (await _end_of(reader)).endswith(b"page")
     await asyncio.wait_for(stopping, WAIT_SECONDS_MAX)
     await asyncio.wait_for(page_server.server.wait_ended(), WAIT_SECONDS_MAX)

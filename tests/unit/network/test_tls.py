@@ -207,7 +207,7 @@ def connected(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSe
     return ours
 
 
-def test_expiry_is_told_once_a_day_for_each_file(given: dict[str, Any], tmp_path: Path) -> None:
+def test_expiry_is_logged_once_a_day_for_each_file(given: dict[str, Any], tmp_path: Path) -> None:
     """From 14 days before; the authority's certificate is good for longer."""
     AUTHORITY.issue(tmp_path, "server", days=13.5)
     files = TlsFiles(TlsSettings.model_validate(given))

@@ -133,7 +133,7 @@ async def test_user_with_the_permissions_of_the_page_may_do_all_that_servers_do(
 
 
 async def test_permission_that_is_missing_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine does not respond such a request, so what is repeated only times out."""
+    """The engine does not respond to such a request, so what is repeated only times out."""
     monkeypatch.setattr("millrace_server.replication.chain.CALL_SECONDS", 0.1)
     monkeypatch.setattr("millrace_server.replication.stream.CALL_SECONDS", 0.1)
     monkeypatch.setattr("millrace_server.replication.stream_reading.UNKNOWN_SECONDS_MAX", 0.5)

@@ -279,7 +279,7 @@ def _lose_responses(lone: LoneConnection, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(lone, "_process_msg", ignore)
 
 
-async def test_lone_group_behind_an_response_that_did_not_come_goes_over_the_other_connection(
+async def test_lone_group_behind_a_response_that_did_not_come_goes_over_the_other_connection(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server of the engine that stands still delays one append, and is used again once it responds anything."""

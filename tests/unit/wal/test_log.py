@@ -81,7 +81,7 @@ async def test_submit_of_a_payload_that_is_too_long_is_refused_at_once(
     assert submission.locations[0].position == 64 + 37 + 132 + 132
 
 
-async def test_submit_of_many_at_once_responses_all(log: WriteAheadLog) -> None:
+async def test_submit_of_many_at_once_responds_to_all(log: WriteAheadLog) -> None:
     """Concurrent commits each get their own position, over several segments."""
     await _submit(log, STATE, begins_segment=True)
     responses = []

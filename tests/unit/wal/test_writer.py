@@ -97,7 +97,7 @@ def test_submit_after_several_were_acknowledged_waits_for_as_many(
         assert (_count(disk, "write"), _count(disk, "sync")) == (writes + 1, syncs + 1)
 
 
-def test_submit_before_the_thread_goes_on_from_an_response_is_counted_once(
+def test_submit_before_the_thread_goes_on_from_a_response_is_counted_once(
     disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller that submits again at once is counted only once."""
@@ -261,7 +261,7 @@ def test_submit_after_close_is_refused(disk: SimulatedDisk) -> None:
 
 
 def test_close_with_submissions_waiting_writes_them(disk: SimulatedDisk) -> None:
-    """Closing responses everything submitted before."""
+    """Closing a log responds to everything submitted before."""
     log = RunningLog(disk)
     log.append(b"state", begins_segment=True)
     with log.together():
