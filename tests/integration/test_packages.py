@@ -116,8 +116,11 @@ def _serving(environment: Path, data_dir: Path) -> Iterator[str]:
     """Yields the address of a server that runs from its wheel."""
     options = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--data-dir", str(data_dir))
     millraced = Millraced(options, data_dir, python=str(environment / "bin" / "python"))
-    yield millraced.grpc
-    assert millraced.stop() == 0
+    try:
+        yield millraced.grpc
+        assert millraced.stop() == 0
+    finally:
+        millraced.kill()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import resource
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,14 +244,13 @@ async def test_connections_beyond_the_limit_are_closed(start_millraced: StartMil
     """The limit is slightly below the number of files that the process may open; existing connections continue."""
     with files_max(256):
         server = start_millraced()
-    async with connected(server.grpc) as rpc:
+    async with connected(server.grpc) as rpc, AsyncExitStack() as idle:
         name = await rpc.make_channel()
-        idle = [await asyncio.open_connection(*server.grpc.split(":")) for _ in range(200)]
+        for _ in range(200):
+            await idle.enter_async_context(raw_connection(server.grpc))
         async with connected(server.grpc) as late:
             with pytest.raises(aio.AioRpcError) as raised:
                 await late.append(name, b"a")
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert (await rpc.append(name, b"a")).first_sequence == 1
         await rpc.make_channel()
-        for _, writer in idle:
-            writer.close()
