@@ -1,10 +1,14 @@
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
+import grpc._channel
 import pytest
 import typer
 
@@ -116,6 +120,39 @@ def test_raise_on_signals_turns_them_into_errors_that_no_command_catches(restore
     assert not issubclass(TerminatedError, Exception)
 
 
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)])
+def test_signal_while_grpc_starts_a_call_is_raised_once_it_has(
+    restored_signals: None, number: signal.Signals, error: type[BaseException]
+) -> None:
+    """A call that has begun but has no thread yet would keep its channel from closing, and the program from ending."""
+    channel = InterruptingChannel(number)
+    state: Any = SimpleNamespace(lock=threading.RLock(), managed_calls=0, channel=channel)
+
+    def call_and_wait() -> None:
+        grpc._channel._channel_managed_call_management(state)(0, b"", None, None, None, None, [], None, None, None)
+        time.sleep(60)
+
+    raise_on_signals()
+    with pytest.raises(error):
+        call_and_wait()
+    assert channel.has_ended.wait(60)
+
+
+class InterruptingChannel:
+    """A channel of which a signal interrupts the start of a call, which a thread ends."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
+        self.has_ended = threading.Event()
+
+    def integrated_call(self, *_arguments: object) -> None:
+        signal.raise_signal(self._number)
+
+    def next_call_event(self) -> Any:
+        self.has_ended.set()
+        return SimpleNamespace(completion_type=None, tag=lambda _event: True)
+
+
 def test_signal_that_is_ignored_at_the_start_stays_ignored(restored_signals: None) -> None:
     """Shells run programs in the background with Ctrl-C ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -126,7 +163,7 @@ def test_signal_that_is_ignored_at_the_start_stays_ignored(restored_signals: Non
 
 @pytest.fixture
 def restored_signals() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
-from typing import NoReturn
 
 import millrace_client
 from millrace.command_line.notes import printable
@@ -124,6 +123,10 @@ _EXIT_CODES_BY_REASON = {
 """For reasons whose advice does not decide: a lost claim can be waited for, but not every lost transaction."""
 
 
+_DELAY_SECONDS = 0.01
+"""How long a signal is delayed that arrives while gRPC starts a call."""
+
+
 def exit_code_of(error: "millrace_client.MillraceError") -> ExitCode:
     """Returns the exit code of a command that failed with this error."""
     by_advice = _EXIT_CODES_BY_ADVICE.get(error.advice.name, ExitCode.REFUSED)
@@ -161,8 +164,8 @@ class TerminatedError(BaseException):
 
 def raise_on_signals() -> None:
     """Makes Ctrl-C and SIGTERM raise `KeyboardInterrupt` and `TerminatedError`: open transactions are rolled back."""
-    _handle(signal.SIGINT, signal.default_int_handler)
-    _handle(signal.SIGTERM, _terminate)
+    _handle(signal.SIGINT, _raising(KeyboardInterrupt))
+    _handle(signal.SIGTERM, _raising(TerminatedError))
 
 
 def end_on_signals() -> None:
@@ -194,5 +197,23 @@ def unwrapped_interrupts() -> Iterator[None]:
         raise
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise TerminatedError
+def _raising(error: type[BaseException]) -> Callable[[int, FrameType | None], None]:
+    """Returns a handler that raises an error, but only after gRPC has started the call that it may be starting."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not _starts_call(frame):
+            raise error
+        # By the system's timer: a thread could not be started here, where one may be just starting.
+        signal.signal(signal.SIGALRM, lambda _number, _frame: signal.raise_signal(number))
+        signal.setitimer(signal.ITIMER_REAL, _DELAY_SECONDS)
+
+    return handle
+
+
+def _starts_call(frame: FrameType | None) -> bool:
+    """Whether gRPC is starting a call. One that has begun but has no thread yet would keep its channel from closing."""
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("grpc._channel", "create"):
+            return True
+        frame = frame.f_back
+    return False
