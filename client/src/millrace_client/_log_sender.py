@@ -262,9 +262,12 @@ class LogSender:
             return
         self.flush(seconds)
         if self._thread is not None:
+            self._queue.put(None)
+            if self._thread is not threading.current_thread():
+                # Its own report may be in progress; if that fails, the one below is the last.
+                self._thread.join(max(deadline - time.monotonic(), 0.0))
             self._report()
             self.flush(max(deadline - time.monotonic(), 0.0))
-            self._queue.put(None)
         if callable(self._source) and (close := getattr(self._producer, "close", None)) is not None:
             with contextlib.suppress(Exception):
                 close(max(deadline - time.monotonic(), 0.0))

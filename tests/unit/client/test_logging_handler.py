@@ -228,6 +228,36 @@ def test_close_with_nothing_to_send_by_tells_on_standard_error(
     assert capsys.readouterr().err == "millrace: 2 log records were lost\n"
 
 
+def test_close_counts_what_the_sending_thread_is_just_reporting(
+    producer: FakeProducer, attach: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That thread may have been held up between the last record and its report, which fails."""
+    logger, handler = attach(producer)
+    sender = handler._sender
+    report, print_loss, is_printing = sender._report, sender._print_loss, threading.Event()
+
+    def report_late() -> None:
+        if threading.current_thread() is sender._thread:
+            is_printing.wait(0.1)
+        report()
+
+    def print_while_reporting() -> None:
+        producer.may_send.clear()
+        producer.entered.clear()
+        is_printing.set()
+        producer.entered.wait(0.1)
+        print_loss()
+        producer.may_send.set()
+
+    monkeypatch.setattr(sender, "_report", report_late)
+    monkeypatch.setattr(sender, "_print_loss", print_while_reporting)
+    producer.error = ConnectionError("away")
+    logger.info("one")
+    logger.info("two")
+    handler.close()
+    assert capsys.readouterr().err == "millrace: 2 log records were lost\n"
+
+
 def test_close_does_not_wait_for_ever(producer: FakeProducer, attach: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The close ends in time and reports what is left; later records are dropped."""
     producer.may_send.clear()
