@@ -1,5 +1,6 @@
 """Fixtures of the client's tests."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,14 @@ def servers(tmp_path: Path) -> Iterator[OwnedServers]:
     with owned_servers(tmp_path) as both:
         both.own(1)
         yield both
+
+
+@pytest.fixture
+def dead() -> Iterator[str]:
+    """An address that refuses connections as long as the test runs."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 @pytest.fixture(params=["sync", "aio"])

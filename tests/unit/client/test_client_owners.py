@@ -1,7 +1,6 @@
 """Clients of a channel that one of several servers owns."""
 
 import asyncio
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +23,6 @@ from tests.waiting import wait_until
 def client(connect: Connect, servers: OwnedServers) -> Any:
     """A client of the first server, in each variant."""
     return connect(servers.addresses[0], timeout_seconds=60.0)
-
-
-def dead_address() -> str:
-    """An address where nothing listens."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 def test_call_at_a_server_that_stands_by_is_served_by_the_owner(client: Any, servers: OwnedServers) -> None:
@@ -170,7 +162,7 @@ def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick_pauses")
-def test_call_when_no_owner_can_be_found_fails_in_time(connect: Connect, servers: OwnedServers) -> None:
+def test_call_when_no_owner_can_be_found_fails_in_time(connect: Connect, servers: OwnedServers, dead: str) -> None:
     """Servers that name themselves, each other, a dead server, or nobody are asked until the call's time is over."""
     first, second = servers.addresses
     servers.own(2)
@@ -179,7 +171,7 @@ def test_call_when_no_owner_can_be_found_fails_in_time(connect: Connect, servers
         "in a circle": {0: second, 1: first},
         "nobody": {0: ""},
         "no address": {0: "mill"},
-        "a dead server": {0: dead_address()},
+        "a dead server": {0: dead},
     }
     for named in responses.values():
         servers.named = named

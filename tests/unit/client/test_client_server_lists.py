@@ -1,6 +1,5 @@
 """Clients that are given several servers, of which one owns a channel and any may be dead."""
 
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,14 +16,6 @@ from tests.certificates import Authority
 from tests.client_variants import Connect
 from tests.unit.client.owned_servers import CHANNEL, OwnedServers, bodies
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def dead() -> Iterator[str]:
-    """An address that refuses connections as long as the test runs."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 def test_calls_whose_first_server_is_dead_go_to_the_next_and_to_the_owner(

@@ -139,13 +139,13 @@ def test_listener_with_a_port_serves_metrics(monkeypatch: pytest.MonkeyPatch) ->
     with PrometheusListener(port=0) as listener:
         listener.onQueryProgress(progress_of(offset(lag=30)))
         url = f"http://{listener.address}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             page = response.read().decode()
         with pytest.raises(MillraceSparkError, match="choose another port, or 0 for a free one"):
             PrometheusListener(port=int(str(listener.address).partition(":")[2]))
     assert 'millrace_spark_lag_events{channel="orders",endpoint="mill-1:7070",query="landing"} 30.0' in page
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=60)
 
 
 def test_listener_with_a_registry_adds_to_it() -> None:

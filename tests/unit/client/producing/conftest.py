@@ -147,10 +147,11 @@ def producer_of() -> Iterator[MakeProducer]:
     """Creates producers with minimal delays, and closes them in the end."""
     producers = []
 
-    def make(*channels: FakeChannels, **options: Any) -> Producer:
+    def make(*servers: FakeChannels | str, **options: Any) -> Producer:
         hooks = options.pop("hooks", None)
         config = ProducerConfig(**{**QUICK, **options})
-        producers.append(Producer([one.address for one in channels], "orders", config=config, hooks=hooks))
+        endpoints = [one if isinstance(one, str) else one.address for one in servers]
+        producers.append(Producer(endpoints, "orders", config=config, hooks=hooks))
         return producers[-1]
 
     yield make

@@ -139,13 +139,10 @@ def test_delivery_time_begins_when_all_before_is_stored(
     assert producer.send_many(BODIES[:6]).summary(60).stored_count == 6
 
 
-def test_send_without_a_reachable_server_fails_in_its_time_and_stops(
-    producer_of: MakeProducer, channels: FakeChannels
-) -> None:
+def test_send_without_a_reachable_server_fails_in_its_time_and_stops(producer_of: MakeProducer, dead: str) -> None:
     """The producer waits for an unreachable server for the delivery time, then reports it."""
-    channels.server.close()
-    producer = producer_of(channels, producer_id="import", delivery_timeout_seconds=0.2)
-    first, second = producer.send(b"a"), producer.send(b"b")
+    producer = producer_of(dead, producer_id="import", delivery_timeout_seconds=0.2)
+    first, second = producer.send_many([b"a", b"b"])
     with pytest.raises(SendFailedError, match="is millraced running there"):
         first.result(60)
     assert second.settled(60).is_outcome_known
