@@ -327,7 +327,8 @@ def test_migrate_of_a_stream_whose_owner_lives_is_refused(site: _Site) -> None:
             entry = await bucket.read(key)
             holder = Holder(session=site.name, address="server-1:7070").encoded()
             await bucket.write(key, holder, entry.revision if entry else 0)
-            member = Member("server-1:7070", 1.0, [site.name]).encoded()
+            # One that lives never misses its lease, and one that does not is believed to live for so long.
+            member = Member("server-1:7070", 60.0 if lives else 1.0, [site.name]).encoded()
             revision = await bucket.write(session, member, 0 if lives else (await bucket.read(session)).revision)  # type: ignore[union-attr] # it was written
             migrating = asyncio.ensure_future(asyncio.to_thread(site.into_files))
             while lives and not migrating.done():

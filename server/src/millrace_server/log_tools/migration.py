@@ -296,14 +296,17 @@ def _refuse_owner(place: StreamPlace) -> None:
         if first is None or (member := Member.decoded(first.value)).is_ended:
             return ""
         give_up_at = time.monotonic() + member.lease_seconds
-        while time.monotonic() < give_up_at:
-            await asyncio.sleep(_POLL_SECONDS)
+        while True:
+            # Looks once more at the end, even if this process stood still until then.
+            is_over = time.monotonic() >= give_up_at
             again = await bucket.read(session_key(holder.session))
             if again is None or Member.decoded(again.value).is_ended:
                 return ""
             if again.revision != first.revision:
                 return holder.address
-        return ""
+            if is_over:
+                return ""
+            await asyncio.sleep(_POLL_SECONDS)
 
     if address := asyncio.run(find()):
         raise UnavailableError(f"the server at {address} owns channel {place.name}; stop all servers that have it")
