@@ -64,6 +64,8 @@ class _JobThread:
         self._changed = threading.Condition(threading.Lock())
         self._jobs: deque[tuple[Job, bool]] = deque()
         self._thread: threading.Thread | None = None
+        self._is_over = False
+        """Whether the thread takes no more jobs; it is about to end."""
         self.waiting_count = 0
         """Counted jobs that have not ended."""
         self._is_ending = False
@@ -76,7 +78,8 @@ class _JobThread:
         with self._changed:
             self._jobs.append((job, is_counted))
             self.waiting_count += is_counted
-            if self._thread is None:
+            if self._thread is None or self._is_over:
+                self._is_over = False
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             else:
@@ -106,7 +109,7 @@ class _JobThread:
         with self._changed:
             while not self._jobs:
                 if self._is_ending:
-                    self._thread = None
+                    self._is_over = True
                     return None
                 self._changed.wait()
             return self._jobs.popleft()

@@ -186,16 +186,11 @@ class Server:
 
     def start_thread(self, read: Callable[[], None], name: str) -> None:
         """Starts a daemon thread that reads from this server."""
-
-        def run() -> None:
-            try:
-                read()
-            finally:
-                self.threads.discard(thread)
-
-        thread = threading.Thread(target=run, name=f"millrace-producer-{name}", daemon=True)
-        self.threads.add(thread)
+        # Not by themselves: the producer waits for those that are about to end, too.
+        self.threads = {thread for thread in self.threads if thread.is_alive()}
+        thread = threading.Thread(target=read, name=f"millrace-producer-{name}", daemon=True)
         thread.start()
+        self.threads.add(thread)
 
     def close(self) -> None:
         """Ends its streams without a report, and disconnects."""
