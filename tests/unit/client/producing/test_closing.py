@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -26,17 +27,24 @@ def full() -> RefusalError:
     return RefusalError(grpc.StatusCode.RESOURCE_EXHAUSTED, "CHANNEL_FULL")
 
 
-def own_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
+OwnThreads = Callable[[], list[str]]
 
 
-@pytest.fixture(autouse=True)
-def _no_threads_of_former_producers() -> None:
-    """Waits for those of former tests, which may be closed already, but not yet over."""
-    wait_until(lambda: own_threads() == [])
+@pytest.fixture
+def own_threads() -> OwnThreads:
+    """Returns the threads of the test's own producers; those of former tests may not be over yet."""
+    former = set(threading.enumerate())
+
+    def names() -> list[str]:
+        started = set(threading.enumerate()) - former
+        return [thread.name for thread in started if thread.name.startswith(THREAD_PREFIX)]
+
+    return names
 
 
-def test_close_settles_all_and_ends_the_threads(channels: FakeChannels, producer_of: MakeProducer) -> None:
+def test_close_settles_all_and_ends_the_threads(
+    channels: FakeChannels, producer_of: MakeProducer, own_threads: OwnThreads
+) -> None:
     """Once the close returns in time, all events are stored, all callbacks have run, and no thread is left."""
     reported: list[SendResult] = []
     producer = producer_of(channels, linger_seconds=60.0, batch_events_max=10)
@@ -111,7 +119,9 @@ def test_close_waits_for_attempts_that_are_to_come(channels: FakeChannels, produ
     assert future.result(0).attempt_count == 3
 
 
-def test_close_whose_time_runs_out_says_what_is_left(channels: FakeChannels, producer_of: MakeProducer) -> None:
+def test_close_whose_time_runs_out_says_what_is_left(
+    channels: FakeChannels, producer_of: MakeProducer, own_threads: OwnThreads
+) -> None:
     """The close returns in time; what is left fails, so that no caller waits without end, and the threads end."""
     channels.judge = lambda _bodies: full()
     reported: list[SendResult] = []
@@ -145,7 +155,7 @@ def test_close_in_no_time_gives_up_what_is_under_way(channels: FakeChannels, pro
 
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_close_from_a_callback_does_not_wait_for_itself(
-    channels: FakeChannels, producer_of: MakeProducer, *, is_stored: bool
+    channels: FakeChannels, producer_of: MakeProducer, own_threads: OwnThreads, *, is_stored: bool
 ) -> None:
     """The callback's own thread ends after the callback returns."""
     if not is_stored:
@@ -228,7 +238,7 @@ def test_callback_that_blocks_harms_no_event(channels: FakeChannels, producer_of
     unblock.set()
 
 
-def test_producer_that_is_dropped_still_sends(channels: FakeChannels) -> None:
+def test_producer_that_is_dropped_still_sends(channels: FakeChannels, own_threads: OwnThreads) -> None:
     """A producer that is garbage collected without a close sends its events and ends its threads."""
     producer = Producer(channels.address, "orders")
     producer.send(b"a")
