@@ -176,20 +176,15 @@ async def test_run_of_two_at_a_time_fences_the_first(
     broker: Broker, topic: str, registry: ChannelRegistry, channel: Channel
 ) -> None:
     """A process that was taken for dead cannot send any more, and says why."""
-    config = KafkaSinkConfig.model_validate(
-        {
-            "type": "kafka",
-            "channel": "orders",
-            "bootstrap_servers": [broker.server],
-            "topic": topic,
-            "timeout_seconds": 2.0,
-        }
-    )
+    table = {"type": "kafka", "channel": "orders", "bootstrap_servers": [broker.server], "topic": topic}
+    config = KafkaSinkConfig.model_validate(table)
     await append(channel, *numbered(1))
     (batch,) = list(channel._contents.queue)
     producers = [transactions.TransactionalProducer(config, "out", channel.channel_id) for _ in range(2)]
     for producer in producers:
         await asyncio.to_thread(producer.open)
+    # It waits for a response that does not come.
+    producers[0]._timeout = 1.0
     reached = producers[0].position.after([batch], 1)
     with pytest.raises(ComponentError):
         await asyncio.to_thread(producers[0].send, [batch.window.columns()], reached)
