@@ -120,7 +120,8 @@ def test_read_of_a_file_that_grows_reports_it(tmp_path: Path, name: str) -> None
 
 def test_read_of_a_file_that_is_written_to_in_place_reports_it(tmp_path: Path) -> None:
     """The change is detected even if the size stays."""
-    path = put(tmp_path, "a", TEXT)
+    # Long ago, since two writes within one tick of the file system's clock have the same time.
+    path = put(tmp_path, "a", TEXT, modified_seconds=1.0)
     file = opened(path)
     with path.open("r+b") as writer:
         writer.write(b"x")
@@ -205,8 +206,11 @@ def test_producer_id_of_other_files_differs(tmp_path: Path) -> None:
     ids = [_producer_id(first), _producer_id(first, "blob")]
     ids.append(_producer_id(put(tmp_path, "b", b"x\n", modified_seconds=1.0)))
     for content, seconds in [(b"y\n", 1.0), (b"x\n", 2.0), (b"x\n", 1.0)]:
+        changed_ns = first.stat().st_ctime_ns
         # The inode is free now; a filesystem may give it to the next file.
         first.unlink()
         first = put(tmp_path, "a", content, modified_seconds=seconds)
+        while first.stat().st_ctime_ns <= changed_ns:
+            os.utime(first, (seconds, seconds))
         ids.append(_producer_id(first))
     assert len(set(ids)) == len(ids)
