@@ -52,6 +52,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MIN", 1024)
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MAX", 2048)
+    monkeypatch.setattr(writer, "RESERVE_BYTES", 100)
     monkeypatch.setattr(group_writer, "SYNC_POINT_DELAY_SECONDS", 3600.0)
     monkeypatch.setattr(writer_threads, "IDLE_SECONDS", 0.01)
 

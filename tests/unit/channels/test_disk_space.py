@@ -199,18 +199,19 @@ def test_reserve_counts_what_other_channels_of_the_disk_are_given() -> None:
 
 
 def test_allocating_leaves_what_puts_leave_and_what_they_are_about_to_write() -> None:
-    """Space that a log allocates ahead is not given to puts as well, though no measurement has seen it yet."""
+    """Space that a log allocates ahead is not given to puts as well."""
     disk = SmallDisks(left=1000)
     space = small_space(disk, 100)
     space.reserve(300)
-    for byte_count, is_allowed in ((601, False), (600, True)):
-        with space.allocating(byte_count) as allowed:
-            assert allowed is is_allowed
-    assert space.free_bytes == 100
-    with pytest.raises(DiskFullError):
-        space.reserve(1)
-    disk.free[LEFT] = 400
-    space.measure()
+    with space.allocating(601) as is_allowed:
+        assert not is_allowed
+    with space.allocating(600) as is_allowed:
+        assert is_allowed
+        assert space.free_bytes == 100
+        with pytest.raises(DiskFullError):
+            space.reserve(1)
+        disk.free[LEFT] = 400
+    # It was measured at once.
     assert space.free_bytes == 100
 
 

@@ -16,12 +16,23 @@ from tests.channel_events import (
     begin_with_takes,
     bodies_of,
     check_accounts,
+    make_space,
     queued,
     stored,
     take,
 )
 from tests.fake_clock import FakeClock
-from tests.file_channels import Gate, called, durable_state_on, file_channel, file_limits, held_append, refusal, turn
+from tests.file_channels import (
+    DATA,
+    Gate,
+    called,
+    durable_state_on,
+    file_channel,
+    file_limits,
+    held_append,
+    refusal,
+    turn,
+)
 from tests.simulated_disk import SimulatedDisk
 from tests.waiting import until
 
@@ -276,6 +287,20 @@ async def test_delivery_whose_acknowledgement_found_no_space_returns(disk: Simul
         assert await settling == Receipt(0, 0)
         assert (queued(channel), channel.open_transactions) == ([b"b"], 0)
         del gate
+
+
+async def test_takes_on_a_disk_that_others_have_filled_go_on(disk: SimulatedDisk) -> None:
+    """Also where puts had to leave nothing free: their segment has space for the records of takes."""
+    async with file_channel(disk) as opened:
+        channel = opened.channel
+        await append(channel, b"a", b"b", b"c")
+        disk.capacity_bytes -= disk.free_bytes(DATA)
+        calls = await called(append(channel, bytes(200_000)), make_space(channel), make_space(channel))
+        assert await refusal(calls[0]) == "DISK_FULL"
+        await asyncio.gather(*calls[1:])
+        durable_state = opened.durable_state()
+        assert durable_state.events == [(3, b"c")]
+        assert await durable_state_on(disk.copy()) == durable_state
 
 
 async def test_puts_that_would_leave_too_little_free_are_refused_alone(disk: SimulatedDisk) -> None:

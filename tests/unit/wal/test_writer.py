@@ -234,11 +234,71 @@ def test_submit_ahead_of_the_reserve_extends_it(disk: SimulatedDisk) -> None:
         log.append(b"state", begins_segment=True)
         for _ in range(10):
             log.append(bytes(300))
-        assert _count(disk, "reserve") == 2
+        assert _count(disk, "reserve") == 3
         assert len(disk.content(FIRST)) >= 10 * 332 + 64
         log.append(b"state", begins_segment=True)
         log.append(b"first to be reserved for")
-        assert _count(disk, "reserve") == 3
+        assert _count(disk, "reserve") == 4
+
+
+def _fill(disk: SimulatedDisk) -> None:
+    """Fills a disk to the last byte, as other programs may do."""
+    disk.capacity_bytes -= disk.free_bytes(DATA)
+
+
+def _submit_take(log: RunningLog) -> "Future[Exception | None]":
+    response: Future[Exception | None] = Future()
+    log.log.resume()
+    log.log.submit(
+        [(Kind.TAKE, [bytes(18)])],
+        needs_sync=True,
+        begins_segment=False,
+        done=lambda _, error: response.set_result(error),
+    )
+    return response
+
+
+@pytest.mark.parametrize("has_puts_before", [True, False])
+def test_submit_without_puts_to_a_full_disk_uses_what_puts_have_reserved(
+    disk: SimulatedDisk, *, has_puts_before: bool
+) -> None:
+    """Takes, which free space, are written; puts are refused until they can leave the reserve again."""
+    with RunningLog(disk) as log:
+        log.append(b"state", b"put", begins_segment=True)
+        if has_puts_before:
+            log.append(b"put")
+        _fill(disk)
+        assert all(_submit_take(log).result(_WAIT_SECONDS) is None for _ in range(2))
+        with pytest.raises(LogFullError, match="space could not be allocated for the log: No space left on device"):
+            log.append(bytes(1200))
+        assert isinstance([_submit_take(log).result(_WAIT_SECONDS) for _ in range(50)][-1], LogFullError), (
+            "the reserve has an end"
+        )
+        disk.capacity_bytes += 2000
+        log.append(bytes(1200))
+        _fill(disk)
+        assert _submit_take(log).result(_WAIT_SECONDS) is None
+
+
+def test_submit_without_puts_after_a_new_segment_was_refused_finds_the_reserve(disk: SimulatedDisk) -> None:
+    """The full segment is truncated before that, and is used further."""
+    with RunningLog(disk) as log:
+        log.append(b"state", b"put", begins_segment=True)
+        disk.fail("create", 1, errno.ENOSPC)
+        with pytest.raises(LogFullError):
+            log.append(b"state", b"put", begins_segment=True)
+        _fill(disk)
+        assert _submit_take(log).result(_WAIT_SECONDS) is None
+
+
+def test_submit_of_a_segment_without_space_for_the_reserve_is_refused(disk: SimulatedDisk) -> None:
+    """Otherwise the first events of a channel could not be taken from a disk that is full."""
+    with RunningLog(disk) as log:
+        disk.capacity_bytes = 150
+        with pytest.raises(LogFullError):
+            log.append(b"state", b"put", begins_segment=True)
+        assert disk.paths() == []
+        log.append(b"state", begins_segment=True)
 
 
 def test_submit_on_a_disk_that_cannot_reserve_grows_the_file(disk: SimulatedDisk) -> None:
@@ -375,6 +435,7 @@ def test_submit_to_a_log_that_grows_reserves_more_at_once(disk: SimulatedDisk, m
     monkeypatch.setattr(writer, "PREALLOCATE_BYTES_MAX", 5000)
     sizes = []
     with RunningLog(disk) as log:
+        monkeypatch.setattr(writer, "RESERVE_BYTES", 0)
         log.append(b"state", begins_segment=True)
         for _ in range(40):
             log.append(bytes(468))

@@ -15,7 +15,8 @@ from millrace_server.channels.records import batches_message, first_needed_segme
 from millrace_server.channels.recovery import Recovered
 from millrace_server.errors import DiskFullError, MillraceError
 from millrace_server.storage.v1 import records_pb2 as pb
-from millrace_server.wal.checkpoints import NO_SPACE, Checkpoint
+from millrace_server.wal.checkpoints import Checkpoint
+from millrace_server.wal.disk import NO_SPACE
 from millrace_server.wal.interfaces import Checkpoints, Log
 
 KEPT_BYTES = 1 << 20

@@ -246,8 +246,9 @@ class DiskChannelConfig(LogChannelConfig):
     """Whether to keep the second newest checkpoint too."""
 
     min_free_bytes: ByteSize = Field(500 * MIB, ge=0, le=BYTES_MAX)
-    """Bytes that puts leave free on each disk, for takes, checkpoints and other programs. With 0, a full disk may
-    refuse takes too, until something on it is deleted."""
+    """Bytes that puts leave free on each disk, for takes, checkpoints and other programs, however many channels put at
+    once. A completely full disk still has space for the records of about a thousand commits of takes of each channel,
+    which the log keeps allocated; then takes are refused too, until something on the disk is deleted."""
 
     fsync: Literal["commit", "interval"] = "commit"
     """When the log is synced. `commit`: before each commit is acknowledged. `interval`: every `fsync_interval_seconds`;

@@ -104,6 +104,9 @@ class DiskAccount:
         finally:
             self._allocated_bytes = self._ahead_bytes
             self._allocating.release()
+        if is_allowed:
+            # At once: what is put into the space would count twice until the next measurement.
+            self.measure(directory)
 
 
 class DiskSpace:

@@ -171,6 +171,8 @@ class FileStores:
                 histograms=self._histograms,
                 allocating=disk_space.allocating,
             )
+            # Once more, without what the log has allocated.
+            disk_space.measure()
             undoing.pop_all()
         return OpenLog(directories, log, checkpoints, columns, disk_space, recovered)
 

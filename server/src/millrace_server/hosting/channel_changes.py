@@ -1,7 +1,6 @@
 """Changes of the channels of a running server, which survive its restarts."""
 
 import asyncio
-import errno
 import math
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -12,8 +11,7 @@ from millrace_server.channels.config import ChannelConfig, check_channel_name
 from millrace_server.channels.registry import ChannelRegistry
 from millrace_server.errors import ChannelExistsError, DiskFullError, TooManyChannelsError
 from millrace_server.hosting.data_dir import Catalog
-
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+from millrace_server.wal.disk import NO_SPACE
 
 ResultT = TypeVar("ResultT")
 
@@ -129,7 +127,7 @@ async def _write(write: Callable[..., None], *arguments: object) -> None:
     try:
         await asyncio.to_thread(write, *arguments)
     except OSError as error:
-        if error.errno not in _NO_SPACE:
+        if error.errno not in NO_SPACE:
             raise
         raise DiskFullError("the disk has no space for the server's catalog of channels; free some space") from None
 

@@ -16,7 +16,6 @@ name: if the newest is damaged, replay begins at the older one and reads some mo
    64      the state, encoded
 """
 
-import errno
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millrace_server.wal.disk import Disk, Piece
+from millrace_server.wal.disk import NO_SPACE, Disk, Piece
 from millrace_server.wal.format import PAYLOAD_BYTES_MAX, Flags, UnknownVersionError, payload_checksum
 from millrace_server.wal.payload_codec import KeyMismatchError, PayloadCodec
 from millrace_server.wal.records import LogPosition
@@ -42,8 +41,6 @@ _CONTEXT = struct.Struct("<16sQQQ")
 _CHECKSUM = struct.Struct("<I")
 _STATE_START = _HEAD.size + _CHECKSUM.size
 _TEMPORARY = "checkpoint.new"
-# Unlike in the writer, no descriptors: removing a file does not free one.
-NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 # What a state is encoded with in place of a record's kind. No record has it, so neither decodes as the other.
 _STATE_KIND = 0
@@ -97,6 +94,7 @@ class CheckpointFiles:
         try:
             self._write_temporary(checkpoint)
         except OSError as error:
+            # Not for lack of descriptors: removing a file frees none.
             if error.errno not in NO_SPACE or not self.remove_previous():
                 raise
             self._write_temporary(checkpoint)

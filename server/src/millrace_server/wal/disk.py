@@ -14,6 +14,9 @@ from typing import Protocol
 # Linux refuses a vectored write of more pieces.
 _IOV_MAX = 1024
 
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+"""A disk or a quota is full."""
+
 Piece = bytes | memoryview
 """Bytes to be written, next to other pieces."""
 
@@ -92,6 +95,19 @@ class Disk(Protocol):
 
     def device(self, directory: Path) -> int:
         """Returns a number that all directories of the same file system share."""
+
+
+def allocate(file: File, offset: int, length: int) -> None:
+    """Allocates space in a file; does nothing where the file system cannot, which then grows with each write.
+
+    Raises:
+        OSError: There is too little space.
+    """
+    try:
+        file.reserve(offset, length)
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise
 
 
 class OsFile:

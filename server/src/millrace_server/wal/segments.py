@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from millrace_server.wal.disk import Disk, File, Piece
+from millrace_server.wal.disk import Disk, File, Piece, allocate
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, FormatError, SegmentHeader, UnknownVersionError
 
 SEGMENT_NAME = re.compile(r"segment-(\d{12})\.log")
@@ -46,12 +46,13 @@ class SegmentFiles:
     channel_id: bytes
     """16 bytes."""
 
-    def create(self, header: SegmentHeader, records: Sequence[Piece]) -> Segment:
+    def create(self, header: SegmentHeader, records: Sequence[Piece], reserve_bytes: int = 0) -> Segment:
         """Creates a segment. After a crash it exists with its first records, or not at all.
 
         Args:
             header: Its header.
             records: Its first records, encoded.
+            reserve_bytes: Space to allocate behind them.
 
         Raises:
             OSError: It was not created.
@@ -62,7 +63,7 @@ class SegmentFiles:
         # Opened first: if descriptors run out, that happens before there is a name that must be synced, and the log
         # need not fail for it.
         with closing(self.disk.open_directory(directory)) as names:
-            segment = self._create_under(directory, header, records)
+            segment = self._create_under(directory, header, records, reserve_bytes)
             try:
                 # The last step: from here on the segment survives a crash, and its records may be acknowledged.
                 names.sync()
@@ -72,7 +73,9 @@ class SegmentFiles:
                 raise NameUnsyncedError(error.strerror) from error
         return segment
 
-    def _create_under(self, directory: Path, header: SegmentHeader, records: Sequence[Piece]) -> Segment:
+    def _create_under(
+        self, directory: Path, header: SegmentHeader, records: Sequence[Piece], reserve_bytes: int
+    ) -> Segment:
         path = directory / segment_name(header.segment_id)
         temporary = path.with_suffix(_TEMPORARY_SUFFIX)
         if temporary.name in self.disk.list(directory):
@@ -82,7 +85,9 @@ class SegmentFiles:
         file = self.disk.create(temporary)
         try:
             # One write for header and records: a segment never exists without its STATE.
-            file.write([header.encode(), *records], 0)
+            file.write(pieces := [header.encode(), *records], 0)
+            if reserve_bytes:
+                allocate(file, sum(map(len, pieces)), reserve_bytes)
             # Before the rename: the final name must never refer to bytes that are not durable, since replay takes it
             # as proof that the segment has its first record.
             file.sync()

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Never
 
 from millrace_server.histograms import Histogram, Histograms
+from millrace_server.wal.disk import NO_SPACE, allocate
 from millrace_server.wal.format import SEGMENT_HEADER_BYTES, Kind, SegmentHeader
 from millrace_server.wal.group_writer import GroupWriter, OnDone, needs_sync
 from millrace_server.wal.groups import encode_group
@@ -20,11 +21,14 @@ PREALLOCATE_BYTES_MIN = 1 << 20
 # A segment that grows preallocates as much as it has by then: few calls when large, little waste when small.
 PREALLOCATE_BYTES_MAX = 32 << 20
 
+RESERVE_BYTES = 128 << 10
+"""Space that puts leave allocated behind them, so that records without puts are still written on a full disk."""
+
 GROUP_BYTES_MAX = 16 << 20
 """Bytes that one write and sync takes together, unless a single submission is larger."""
 
 # These errors pass once someone frees space or descriptors. All others fail the log.
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
+_PASSING = NO_SPACE | {errno.EMFILE, errno.ENFILE}
 
 Allocating = Callable[[int], AbstractContextManager[bool]]
 
@@ -62,7 +66,7 @@ class LogWriter(GroupWriter):
         self._synced_position = end.position
         # Behind which sync a SYNC_POINT was last attempted. 0: none yet.
         self._sync_point_position = 0
-        self._preallocated_position = end.position
+        self._allocated_position = end.position
         self.allocating: Allocating = always_allocating
 
     def count_in(self, histograms: Histograms) -> None:
@@ -73,6 +77,10 @@ class LogWriter(GroupWriter):
     def start(self, threads: WriterThreads, *, ends_with_sync_point: bool) -> None:
         """Begins on threads that it shares with other logs; with a SYNC_POINT, unless the log ends with one."""
         self._threads = threads
+        if self._segment is not None:
+            # The opening has truncated it, and what it held may be needed by now.
+            with suppress(OSError):
+                self._allocate_to(self._end.position + RESERVE_BYTES)
         if ends_with_sync_point:
             self._sync_point_position = self._end.position
         else:
@@ -108,27 +116,42 @@ class LogWriter(GroupWriter):
         try:
             # A SYNC_POINT, a head alone, allocates nothing: an idle log holds no space that it does not use.
             if len(encoded) > 1:
-                self._preallocate(end.position)
+                self._allocate(group, end.position)
             self._segment.file.write(encoded, self._end.position)
         except OSError as error:
             self._undo_write(error)
         # Only now: until the write has succeeded, the next group would overwrite its place.
         self._end = end
 
-    def _preallocate(self, position: int) -> None:
-        """Allocates space on the disk up to a position and some more."""
-        assert self._segment is not None
-        if position <= self._preallocated_position:
+    def _allocate(self, group: list[Submission], position: int) -> None:
+        """Allocates space for a group that ends at a position, and some more.
+
+        Raises:
+            LogFullError: There is none for puts and the reserve behind them; nothing was written.
+        """
+        if position + RESERVE_BYTES <= self._allocated_position:
+            return
+        needed = position + _reserve_behind(group)
+        if needed <= self._allocated_position:
             return
         ahead = min(PREALLOCATE_BYTES_MAX, max(PREALLOCATE_BYTES_MIN, position))
-        length = position - self._preallocated_position + ahead
-        # An almost full disk, or a file system without fallocate: the file then grows with each write. Whether there
-        # is space for the records themselves, the write finds out.
-        with suppress(OSError), self.allocating(length) as is_allowed:
+        # An almost full disk: the file then grows with each group. Whether there is space for records without puts, the
+        # write finds out.
+        with suppress(OSError), self.allocating(position + ahead - self._allocated_position) as is_allowed:
             # Many logs that preallocate would take what puts leave free for takes and checkpoints.
             if is_allowed:
-                self._segment.file.reserve(self._preallocated_position, length)
-                self._preallocated_position += length
+                self._allocate_to(position + ahead)
+        if position < needed:
+            try:
+                self._allocate_to(needed)
+            except OSError as error:
+                raise LogFullError(f"space could not be allocated for the log: {error.strerror}") from error
+
+    def _allocate_to(self, position: int) -> None:
+        assert self._segment is not None
+        if position > self._allocated_position:
+            allocate(self._segment.file, self._allocated_position, position - self._allocated_position)
+            self._allocated_position = position
 
     def _undo_write(self, error: OSError) -> Never:
         """Removes what a failed write left behind, so that no later replay finds a refused commit."""
@@ -141,7 +164,7 @@ class LogWriter(GroupWriter):
                 raise LogFailedError(
                     f"the log could not be truncated after a failed write: {second.strerror}"
                 ) from second
-            self._preallocated_position = self._end.position
+            self._allocated_position = self._end.position
             # Before the caller learns of the refusal: otherwise a crash could bring the refused records back after the
             # caller has acted on their absence.
             self._sync()
@@ -168,7 +191,7 @@ class LogWriter(GroupWriter):
             self._segment.file.truncate(self._end.position)
         except OSError as error:
             raise _refusal("a full segment could not be truncated", error) from error
-        self._preallocated_position = self._end.position
+        self._allocated_position = self._end.position
         self._sync()
 
     def _begin_segment(self, group: list[Submission]) -> None:
@@ -177,9 +200,14 @@ class LogWriter(GroupWriter):
         # Synced position 0: nothing of the new segment was synced before these records were written.
         encoded, end = encode_group(group, self.codec, header, start, 0)
         assert encoded, "a segment begins with a record"
+        reserve = _reserve_behind(group)
         try:
-            segment = self._files.create(header, encoded)
+            segment = self._files.create(header, encoded, reserve)
         except OSError as error:
+            if self._segment is not None:
+                # It is used further, and has lost what was allocated ahead.
+                with suppress(OSError):
+                    self._allocate_to(self._end.position + RESERVE_BYTES)
             raise _refusal("a new segment could not be created", error) from error
         except NameUnsyncedError as error:
             # The new segment must take no records, since a crash may remove its name; nor may the old one, since the
@@ -188,12 +216,18 @@ class LogWriter(GroupWriter):
         # Before the callback: a caller may read a location in this segment as soon as it has one.
         self._segments[segment.segment_id] = segment
         self._segment, self._end = segment, end
-        self._synced_position = self._preallocated_position = end.position
+        self._synced_position, self._allocated_position = end.position, end.position + reserve
         self._sync_point_position = 0
 
 
+def _reserve_behind(group: list[Submission]) -> int:
+    """Returns how much space must be allocated behind a group."""
+    has_puts = any(kind is Kind.PUT for submission in group for kind, _ in submission.records)
+    return RESERVE_BYTES if has_puts else 0
+
+
 def _refusal(what: str, error: OSError) -> LogFullError | LogFailedError:
-    kind = LogFullError if error.errno in _NO_SPACE else LogFailedError
+    kind = LogFullError if error.errno in _PASSING else LogFailedError
     return kind(f"{what}: {error.strerror}")
 
 
