@@ -39,16 +39,17 @@ def letters(*places: int, bodies: Any = None) -> Any:
 
 
 def test_as_dead_letters_adds_reason_and_time_and_keeps_the_events() -> None:
-    """The headers are added to the event's own, and replace older ones of the same name."""
-    table = table_of(b"1", b"2", host=["h", None], **{DEAD_LETTER_PREFIX + "reason": "older"})
+    """The headers are added to the event's own; those of an earlier rejection are kept in one of them."""
+    table = table_of(b"1", b"2", host=["h", None], **{DEAD_LETTER_PREFIX + "reason": ["older", None]})
     reported = as_dead_letters(table, SAID)
     assert reported.bodies == table.bodies
-    assert table.headers == {"host": ["h", None], DEAD_LETTER_PREFIX + "reason": "older"}
+    assert table.headers == {"host": ["h", None], DEAD_LETTER_PREFIX + "reason": ["older", None]}
     assert reported.headers.pop(DEAD_LETTER_PREFIX + "time")
     assert reported.headers == {
         "host": ["h", None],
-        DEAD_LETTER_PREFIX + "reason": "too large",
-        DEAD_LETTER_PREFIX + "channel": "a",
+        DEAD_LETTER_PREFIX + "reason": ["too large"] * 2,
+        DEAD_LETTER_PREFIX + "channel": ["a"] * 2,
+        DEAD_LETTER_PREFIX + "headers": ['{"millrace.dead_letter.reason":"older"}', None],
     }
 
 

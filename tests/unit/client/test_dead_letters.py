@@ -97,5 +97,5 @@ def test_fields_of_headers_have_the_prefix() -> None:
     """The names are fixed, since stored events contain them."""
     assert {field.header for field in DeadLetterField} == {
         f"millrace.dead_letter.{name}"
-        for name in ("reason", "time", "sink", "source", "channel", "sequence", "deliveries", "step")
+        for name in ("reason", "time", "sink", "source", "channel", "sequence", "deliveries", "step", "headers")
     }

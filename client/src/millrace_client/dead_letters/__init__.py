@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from millrace.dead_letters import DEAD_LETTER_PREFIX, DeadLetterField
+from millrace.dead_letters import DEAD_LETTER_PREFIX, DeadLetterField, own_headers
 from millrace_client.channel import Channel
 from millrace_client.events import Event
 
@@ -62,7 +62,7 @@ class DeadLetter:
 
     def own_headers(self) -> dict[str, str]:
         """Returns the headers that it had before it was set aside."""
-        return {key: value for key, value in self.event.headers.items() if not key.startswith(DEAD_LETTER_PREFIX)}
+        return own_headers(self.event.headers)
 
     def restored(self, *, keep_headers: bool = False) -> Event:
         """Returns the event as it was before it was set aside, or with all its present headers."""

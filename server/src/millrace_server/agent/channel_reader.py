@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.tracing import TRACING
 from millrace_server.agent.components import Component, ComponentState
-from millrace_server.agent.dead_letters import DeadLetterWriter, as_dead_letters
+from millrace_server.agent.dead_letters import UNSTORABLE_ERRORS, DeadLetterWriter, as_dead_letters
 from millrace_server.agent.events import EventTable
 from millrace_server.agent.rate_limited_log import RateLimitedLog
 from millrace_server.agent.spans import delivery_span, end_delivery_span
@@ -247,7 +247,10 @@ class ChannelReader:
             self._events_max = delivery.count // 2
             delivery.nack()
             return
-        sequence = delivery.first_sequence
+        sequence, oldest = delivery.first_sequence, delivery.oldest_open_sequence
+        # Without those that the sink has accepted since: a sink that refuses now and then would collect them for ever.
+        counts = self._rejection_counts
+        self._rejection_counts = {each: counts[each] for each in counts if each >= oldest}
         # Counted first: an event whose dead letter cannot be stored now is delivered once more.
         rejections = self._rejection_counts[sequence] = self._rejection_counts.get(sequence, 0) + 1
         if rejections >= self._limits.deliveries_max and self._dead_letters.has_channel:
@@ -274,6 +277,14 @@ class ChannelReader:
             delivery.first_sequence,
             oldest_open=delivery.oldest_open_sequence,
         )
-        await self._dead_letters.write(as_dead_letters(table, fields), stamp, fields)
+        try:
+            await self._dead_letters.write(as_dead_letters(table, fields), stamp, fields)
+        except UNSTORABLE_ERRORS as error:
+            # Not dropped: the channel has acknowledged it.
+            delivery.nack()
+            raise ComponentError(
+                f"event {delivery.first_sequence} of channel {self.channel_name} was rejected: {reason}; and channel "
+                f"{self._limits.dead_letter_channel} cannot hold it: {error}"
+            ) from None
         delivery.is_dead_letter = True
         await delivery.settle()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 from millrace.columns import ColumnsError
-from millrace.dead_letters import DeadLetterField
+from millrace.dead_letters import DeadLetterField, letter_headers
 from millrace_server.agent.components import Component, EventOutcome
 from millrace_server.agent.events import EventTable, part_of
 from millrace_server.agent.rate_limited_log import RateLimitedLog
@@ -25,15 +25,14 @@ _DIGEST_BYTES = 16
 def as_dead_letters(table: EventTable, fields: Mapping[str, str]) -> EventTable:
     """Returns a copy of the events with headers for the current time and the fields; see `DeadLetterField`."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    letters = EventTable(table.bodies, table.headers)
+    about = {DeadLetterField(key): value for key, value in {**fields, DeadLetterField.TIME: now}.items()}
+    letters = EventTable.of_rows((letter_headers(headers, about), body) for headers, body in table.rows())
     letters.batch_indexes = table.batch_indexes
-    fields = {**fields, DeadLetterField.TIME: now}
-    letters.headers.update({DeadLetterField(key).header: value for key, value in fields.items()})
     return letters
 
 
 class DeadLetterWriter:
-    """Stores the dead letters of a source or a sink, or drops them if they are too large for the channel."""
+    """Stores the dead letters of a source or a sink."""
 
     def __init__(
         self, registry: ChannelRegistry, channel_name: str | None, component: Component, log: RateLimitedLog
@@ -55,25 +54,17 @@ class DeadLetterWriter:
         """
         letters = as_dead_letters(table, {**fields, DeadLetterField.SOURCE: self._component.name})
         if stamp is None:
-            await self.write(letters, None, fields)
+            await self._write_or_drop(letters, None, fields)
             return
         identity = f"{stamp.producer_id}\n{_place_of(fields)}"
         digest = hashlib.blake2b(identity.encode(), digest_size=_DIGEST_BYTES).hexdigest()
         for start, stop in _contiguous_ranges(letters.batch_indexes, letters.count):
             part = letters.part(start, stop)
-            await self.write(part, _stamp_of(part.batch_indexes, f"dead-letter/{digest}", stamp), fields)
+            await self._write_or_drop(part, _stamp_of(part.batch_indexes, f"dead-letter/{digest}", stamp), fields)
 
-    async def write(self, letters: EventTable, stamp: Stamp | None, fields: Mapping[str, str]) -> None:
-        """Stores dead letters durably; drops and logs those that are too large for the channel.
-
-        The stamp, if known, has one number for each of them, so that none is stored twice. Raises MillraceError if they
-        cannot be stored now.
-        """
-        assert self._channel_name is not None, "the caller has checked this"
+    async def _write_or_drop(self, letters: EventTable, stamp: Stamp | None, fields: Mapping[str, str]) -> None:
         try:
-            receipt = await self._registry.get(self._channel_name).appends.append(
-                letters.stored(), stamp, also_draining=True
-            )
+            await self.write(letters, stamp, fields)
         except UNSTORABLE_ERRORS as error:
             if letters.count == 1:
                 self.drop(letters, {**fields, "dead_letter_channel": f"{self._channel_name}: {error}"})
@@ -81,10 +72,21 @@ class DeadLetterWriter:
             middle = letters.count // 2
             for start, stop in ((0, middle), (middle, letters.count)):
                 if stamp is None:
-                    await self.write(letters.part(start, stop), None, fields)
+                    await self._write_or_drop(letters.part(start, stop), None, fields)
                 else:
-                    await self.write(*part_of(letters, stamp, start, stop), fields)
-            return
+                    await self._write_or_drop(*part_of(letters, stamp, start, stop), fields)
+
+    async def write(self, letters: EventTable, stamp: Stamp | None, fields: Mapping[str, str]) -> None:
+        """Stores dead letters durably.
+
+        The stamp, if known, has one number for each of them, so that none is stored twice. Raises MillraceError if they
+        cannot be stored now, one of `UNSTORABLE_ERRORS` if they are too large for the channel.
+        """
+        assert self._channel_name is not None, "the caller has checked this"
+        try:
+            receipt = await self._registry.get(self._channel_name).appends.append(
+                letters.stored(), stamp, also_draining=True
+            )
         except BadArgumentError:
             if stamp is None:
                 raise
