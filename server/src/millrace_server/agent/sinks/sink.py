@@ -62,7 +62,9 @@ class SinkConfig(BaseModel, ABC, frozen=True, extra="forbid", defer_build=True):
     """The maximum number of events in a delivery; fewer if the channel's `transaction_capacity` is smaller."""
 
     deliveries_max: int = Field(5, ge=1, le=1_000_000)
-    """How often an event that the sink rejects is delivered before it goes to the dead-letter channel."""
+    """How often an event that the sink rejects is delivered before it goes to the dead-letter channel. After each of
+    these rejections but the last, the sink pauses: half a second, then twice as long each time, up to 30 seconds. With
+    1, it never pauses."""
 
     dead_letter_channel: KnownChannelName | None = None
     """The channel for events that were rejected `deliveries_max` times. Without it, they are delivered again
