@@ -169,7 +169,7 @@ class FlumeClient:
     """Sends as Flume's client does: its protocol's text only if the server asks for it.
 
     Attributes:
-        handshakes: The matches that the server has responded.
+        handshakes: The matches in the server's responses.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ def in_both(server: Millraced) -> list[bytes]:
     return left
 
 
-def test_calls_that_only_channels_response_are_refused(server: Millraced, client: millrace.Client) -> None:
+def test_calls_that_only_channels_support_are_refused(server: Millraced, client: millrace.Client) -> None:
     """NOT_A_CHANNEL, also where the name is to become a channel."""
     ends = {method: call(server.grpc, method, request_of(method, "orders", ""), ())[:2] for method in OF_CHANNELS}
     assert ends == dict.fromkeys(OF_CHANNELS, ("FAILED_PRECONDITION", "NOT_A_CHANNEL"))

@@ -107,8 +107,8 @@ def test_post_while_a_channel_is_full_is_refused_with_a_retry_and_then_stored_on
     assert _bodies(server, "narrow") == [b"%d" % number for number in range(10, 15)]
 
 
-def test_stop_with_requests_in_work_responses_them(start_millraced: StartMillraced) -> None:
-    """Each request responded with 200 has its events after the next start; no request is left without a response."""
+def test_stop_with_requests_in_progress_responds_to_them(start_millraced: StartMillraced) -> None:
+    """The events of each request that got 200 are there after the next start; no request is left without a response."""
     server = start_millraced(_channel() + _source())
     port = _port_of(server)
     responses: list[int] = []

@@ -326,7 +326,7 @@ def test_call_on_a_frozen_server_ends_at_its_deadline(start_millraced: StartMill
     with connect(server.grpc) as other, client_variant(name) as connecting:
         other.admin.create_channel("orders")
         client = connecting(server.grpc, timeout_seconds=0.25)
-        wait_until(lambda: _is_responded(client))
+        wait_until(lambda: _responds(client))
         server.send(signal.SIGSTOP)
         try:
             begun = time.monotonic()
@@ -337,10 +337,10 @@ def test_call_on_a_frozen_server_ends_at_its_deadline(start_millraced: StartMill
             assert time.monotonic() - begun < 10.0
         finally:
             server.send(signal.SIGCONT)
-        wait_until(lambda: _is_responded(client))
+        wait_until(lambda: _responds(client))
 
 
-def _is_responded(client: Any) -> bool:
+def _responds(client: Any) -> bool:
     try:
         client.admin.list_channels()
     except MillraceError:

@@ -76,8 +76,8 @@ def test_health_while_many_requests_are_half_open_is_served(millraced: Millraced
         assert get_json(millraced, "/healthz") == {"status": "serving"}
 
 
-def test_serve_responses_on_both_ports(millraced: Millraced) -> None:
-    """Once `serving` is logged, gRPC and HTTP response at the addresses in the entry."""
+def test_serve_responds_on_both_ports(millraced: Millraced) -> None:
+    """Once `serving` is logged, gRPC and HTTP respond at the addresses in the entry."""
     with grpc.insecure_channel(millraced.grpc) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         response = health.Check(health_pb2.HealthCheckRequest(), timeout=20.0)
@@ -100,7 +100,7 @@ def test_serve_opens_the_configured_channels(start_millraced: StartMillraced) ->
     assert get_json(server, "/channels")["CHANNEL.orders"]["ChannelCapacity"] == 7
 
 
-def test_serve_on_ipv6_responses_there(start_millraced: StartMillraced) -> None:
+def test_serve_on_ipv6_responds_there(start_millraced: StartMillraced) -> None:
     """Addresses in brackets work for both protocols, and are reported in brackets."""
     try:
         with socket.socket(socket.AF_INET6) as probe:

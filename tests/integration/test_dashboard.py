@@ -174,7 +174,7 @@ def _account(scene: Scene, figure: Callable[[ChannelInfo], float]) -> dict[str, 
 
 
 def test_figures_on_the_dashboard_equal_those_of_the_client(scene: Scene) -> None:
-    """Under load, counts lie between what the client is told before and after; after it, all figures are the same."""
+    """Under load, counts lie between those that the client reads before and after; later all figures are the same."""
     columns = list(zip(_queries("Counted since the start"), COUNTERS, strict=True))
     before = [_account(scene, count) for _, count in columns]
     at = scene.prometheus.wait_for_scrape()

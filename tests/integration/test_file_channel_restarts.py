@@ -119,7 +119,7 @@ async def test_restart_remembers_how_transactions_ended(
         rolled_back, left = await rpc.begin("orders"), await rpc.begin("orders")
         await rpc.rollback(rolled_back)
         await rpc.put(left, b"never")
-        # The responded append is written after the rollback, and syncs it.
+        # The append is written after the rollback, and its sync includes it.
         await rpc.append("orders", b"last")
     if is_killed:
         server.kill()

@@ -96,7 +96,7 @@ def test_transactions_over_the_quota_are_refused(server: Millraced, site: Site) 
 
 
 def test_appends_of_a_stream_far_over_the_quota_are_refused(server: Millraced, site: Site) -> None:
-    """One that would wait for minutes is told how long; the stream goes on."""
+    """The refusal of one that would wait for minutes says for how long; the stream goes on."""
     with grpc.insecure_channel(server.grpc) as connection:
         append = connection.stream_stream(
             "/millrace.v1.ChannelService/AppendStream",
@@ -140,7 +140,7 @@ def test_create_channel_above_the_maximum_is_refused(server: Millraced, site: Si
 def test_audit_file_has_the_entries_and_may_be_renamed(server: Millraced, site: Site, tmp_path: Path) -> None:
     """One JSON object per line, whatever names hold; after logrotate's rename there is a new file.
 
-    An entry that cannot be written is told, and later ones are written.
+    The log says that an entry could not be written, and later ones are written.
     """
     file = tmp_path / "audit"
     forged = 'x\n{"event": "audit", "outcome": "done"}\r\x1b[2J\u2028'
