@@ -341,7 +341,8 @@ async def test_peek_that_follows_shows_each_event_as_it_is_committed(rpc: Rpc) -
         pb.PeekEventsRequest(channel=name, follow=True, from_sequence=2, max_events=3), timeout=TIMEOUT_SECONDS
     )
     assert bodies_of([(await from_two.read()).batch]) == [b"b"]
-    # The first stream was opened before the second on the same connection, but has no event to show its start.
+    # It has no event to show its start.
+    await from_now.initial_metadata()
     taker = asyncio.ensure_future(rpc.take(await rpc.begin(name), wait=seconds(3600)))
     await rpc.append(name, b"c")
     await taker
