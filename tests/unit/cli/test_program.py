@@ -171,12 +171,32 @@ def restored_signals() -> Iterator[None]:
 
 def test_second_signal_while_the_program_exits_ends_it_silently() -> None:
     """Python would write a traceback of its own end."""
-    script = (
-        "import atexit, signal, sys; sys.argv = ['millrace', '--version'];"
-        "atexit.register(signal.raise_signal, signal.SIGINT); from millrace_client.cli import main; main()"
-    )
+    script = """
+    import os, signal, sys
+    sys.argv = ["millrace", "--version"]
+    os._exit = lambda _code: signal.raise_signal(signal.SIGINT)
+    from millrace_client.cli import main
+    main()
+    """
     ran = run_code(script, warning_filters=())
     assert (ran.returncode, ran.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(
+    ("flush", "exit_code", "output"), [("sys.stderr.flush", 2, ""), ("lambda: open('')", 120, "taken apart\n")]
+)
+def test_main_ends_the_process_before_python_takes_it_apart(flush: str, exit_code: int, output: str) -> None:
+    """Python aborts if a thread is just writing to standard error then; it reports output that cannot be written."""
+    script = f"""
+    import atexit, sys
+    sys.argv = ["millrace", "nothing"]
+    sys.stderr.flush = {flush}
+    atexit.register(print, "taken apart")
+    from millrace_client.cli import main
+    main()
+    """
+    ran = run_code(script, warning_filters=())
+    assert (ran.returncode, ran.stdout) == (exit_code, output)
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from contextlib import suppress
 
 from millrace_client.cli.exit_status import ExitCode, TerminatedError, end_on_signals
 
@@ -15,6 +16,18 @@ def main() -> None:
     gc.disable()
     # The command's own sentence says why a TLS handshake has failed.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        _run()
+    except SystemExit as ended:
+        end_on_signals()
+        if isinstance(ended.code, int):
+            _end_at_once(ended.code)
+        raise
+    finally:
+        end_on_signals()
+
+
+def _run() -> None:
     try:
         end_on_signals()
         from millrace_client.cli.program import app
@@ -30,7 +43,16 @@ def main() -> None:
         sys.exit(ExitCode.INTERRUPTED)
     except TerminatedError:
         sys.exit(ExitCode.TERMINATED)
-    finally:
-        end_on_signals()
-        # Nor are modules searched at the exit.
-        gc.freeze()
+
+
+def _end_at_once(exit_code: int) -> None:
+    """Ends this process, unless its output cannot be written, which Python reports.
+
+    Python would take it apart first, and abort if a thread is just writing to standard error: that of a progress bar
+    runs on after the second Ctrl-C.
+    """
+    with suppress(OSError, ValueError):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(exit_code)
