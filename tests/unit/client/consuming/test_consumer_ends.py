@@ -110,9 +110,9 @@ def test_stop_in_a_signal_handler_ends_the_loop(server: FakeServer) -> None:
     """The loop ends at every point at which a signal may interrupt the main thread."""
     deliver(server, b"a")
     consumer = millrace.Consumer(server.address, "orders", ConsumerConfig(**QUICK))
+    timer = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR1])
     before = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop())
     try:
-        timer = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR1])
         bodies = []
         for delivery in consumer:
             bodies.extend(delivery.bodies())
@@ -120,6 +120,8 @@ def test_stop_in_a_signal_handler_ends_the_loop(server: FakeServer) -> None:
         assert bodies == [b"a"]
         timer.join()
     finally:
+        # After a failure, the signal would end the process.
+        timer.cancel()
         signal.signal(signal.SIGUSR1, before)
     assert consumer.close().is_clean
 
