@@ -2,8 +2,7 @@
 
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,7 +11,6 @@ from typing import Any, Self
 
 import millrace_client as millrace
 
-WAIT_SECONDS_MAX = 60.0
 _STEP_SECONDS = 0.005
 
 
@@ -209,11 +207,3 @@ class FakeClaim:
     def release(self) -> None:
         with self._held() as state:
             state.reader_id = None
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Returns once a condition holds; fails if that takes too long."""
-    give_up = time.monotonic() + WAIT_SECONDS_MAX
-    while not is_so():
-        assert time.monotonic() < give_up
-        threading.Event().wait(_STEP_SECONDS)

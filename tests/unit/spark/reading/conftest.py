@@ -11,7 +11,8 @@ from millrace_spark.reading import stream as stream_module
 from millrace_spark.reading.offsets import OffsetJson
 from millrace_spark.reading.options import parse_stream_options
 from millrace_spark.reading.stream import Stream
-from tests.unit.spark.fake_servers import WAIT_SECONDS_MAX, FakeServers
+from tests.unit.spark.fake_servers import FakeServers
+from tests.waiting import WAIT_SECONDS_MAX
 
 MakeStream = Callable[..., Stream]
 """`make_stream(**options)`; reads `orders` on `a:1` and `b:1` unless the options say otherwise."""

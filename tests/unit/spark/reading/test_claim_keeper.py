@@ -12,7 +12,8 @@ from millrace_spark.reading import claim_keeper
 from millrace_spark.reading.claim_keeper import ClaimKeeper, reclaim
 from millrace_spark.reading.options import ClaimOptions
 from millrace_spark.shards import Shard
-from tests.unit.spark.fake_servers import FakeServers, wait_until
+from tests.unit.spark.fake_servers import FakeServers
+from tests.waiting import wait_until
 
 
 class OtherReader:

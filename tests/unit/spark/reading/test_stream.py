@@ -10,8 +10,9 @@ from millrace_spark.errors import DataLossError, OptionError
 from millrace_spark.reading import stream as stream_module
 from millrace_spark.reading.offsets import OffsetJson
 from tests.logged import messages_of
-from tests.unit.spark.fake_servers import WAIT_SECONDS_MAX, FakeServers, wait_until
+from tests.unit.spark.fake_servers import FakeServers
 from tests.unit.spark.reading.conftest import MakeStream, next_batch, ranges
+from tests.waiting import WAIT_SECONDS_MAX, wait_until
 
 
 def test_next_offset_acknowledges_what_spark_has_done(fakes: FakeServers, make_stream: MakeStream) -> None:

@@ -10,8 +10,9 @@ import millrace_client as millrace
 from millrace_spark import MillraceSparkError
 from millrace_spark.errors import DataLossError
 from millrace_spark.reading import stream_claims
-from tests.unit.spark.fake_servers import WAIT_SECONDS_MAX, FakeServers, wait_until
+from tests.unit.spark.fake_servers import FakeServers
 from tests.unit.spark.reading.conftest import MakeStream, next_batch, ranges
+from tests.waiting import WAIT_SECONDS_MAX, wait_until
 
 
 def test_claim_whose_lease_expired_is_claimed_again(fakes: FakeServers, make_stream: MakeStream) -> None:
