@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -350,6 +351,31 @@ async def test_withdraw_ends_the_waiting(servers: Two) -> None:
     other.withdraw()
     await waiting.result()
     assert not other.is_held
+
+
+@pytest.mark.parametrize("forged", [{"epoch": 10**18}, {"last_sequence": 10**18}, {"epoch": -1}, {"epoch": 0}])
+@pytest.mark.parametrize("notes", [True, False])
+async def test_entry_that_was_forged_is_corrected_by_the_owner(
+    bucket: SharedBucket, servers: Two, forged: Mapping[str, int], *, notes: bool
+) -> None:
+    """Later owners would look for messages that the stream never had, and refuse it."""
+    one, other = (server.lease() for server in servers)
+    await one.acquire()
+    await one.confirm(7)
+    await one.note(9)
+    key = channel_key("orders")
+    bucket.store(key, replace(one.entry, **forged).encoded(), bucket.entries[key].revision)
+    await settle()
+    assert one.is_current
+    with capture_logs() as entries:
+        if notes:
+            await one.note(9)
+            assert (one.entry.epoch, one.entry.last_sequence) == (7, 9)
+        await one.release(last_sequence=10)
+    assert len(entries) == (max(forged.values()) > 9)
+    assert all(entry["message"] == 10**18 and entry["last_message"] in {9, 10} for entry in entries)
+    await other.acquire()
+    assert (other.entry.epoch, other.entry.last_sequence) == (7, 10)
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"session": 1, "epoch": "x"}', b"\xff"])

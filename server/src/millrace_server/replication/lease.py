@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+import structlog
+
 from millrace_server.replication.membership import Membership
 from millrace_server.replication.owner_entries import (
     Bucket,
@@ -14,6 +16,8 @@ from millrace_server.replication.owner_entries import (
     Holder,
     channel_key,
 )
+
+_log = structlog.stdlib.get_logger(__name__)
 
 _RETRY_SECONDS = 0.5
 
@@ -52,6 +56,8 @@ class ChannelLease:
         self._revision = 0
         self._seen_at = 0.0
         self._session = ""
+        # Since this server took the lease: the epoch that it has confirmed, and the last message that it has noted.
+        self._epoch = self._last_sequence = 0
         self.is_withdrawn = False
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -121,6 +127,7 @@ class ChannelLease:
         """
         if not self.is_held or not await self._write(replace(self._holder, epoch=epoch)) or not self.is_current:
             raise LeaseLostError(f"the lease on channel {self.channel!r} was lost")
+        self._epoch = epoch
 
     async def note(self, last_sequence: int) -> None:
         """Tells all servers that the channel's stream has this message; does nothing without the lease. Never raises.
@@ -128,8 +135,29 @@ class ChannelLease:
         Args:
             last_sequence: A message that a quorum has: a later one might be lost, and would condemn a good stream.
         """
-        if self.is_held and last_sequence > self._holder.last_sequence:
-            await self._write(replace(self._holder, last_sequence=last_sequence))
+        if self.is_held and (known := self._as_known(last_sequence)) != self._holder:
+            await self._write(known)
+
+    def _as_known(self, last_sequence: int) -> Holder:
+        """Returns the entry with a message of the stream.
+
+        Once it has an epoch, the owner alone knows where the stream ends. What an entry has beyond that was never
+        there, and later owners would refuse the stream for the lack of it.
+        """
+        entry = self._holder
+        self._last_sequence = max(self._last_sequence, last_sequence)
+        if not self._epoch:
+            return replace(entry, last_sequence=max(self._last_sequence, entry.last_sequence))
+        last_sequence = max(self._last_sequence, min(entry.last_sequence, self._epoch))
+        known = replace(entry, epoch=self._epoch, last_sequence=last_sequence)
+        if entry.sequence_known > known.sequence_known:
+            _log.warning(
+                "the owners' entry of a channel was damaged, and is corrected: its stream never had this message",
+                channel=self.channel,
+                message=entry.sequence_known,
+                last_message=known.sequence_known,
+            )
+        return known
 
     async def mark_deleting(self) -> bool:
         """Tells all servers that the channel's deletion is decided; returns whether that is certain."""
@@ -156,9 +184,10 @@ class ChannelLease:
         if self.is_held:
             left = Holder(reserved_for=reserved_for, is_pinned=is_pinned, is_deleted=is_deleted)
             if not is_deleted:
-                last_sequence = max(last_sequence, self._holder.last_sequence)
-                holder = self._holder
-                left = replace(left, epoch=holder.epoch, last_sequence=last_sequence, is_deleting=holder.is_deleting)
+                known = self._as_known(last_sequence)
+                left = replace(
+                    left, epoch=known.epoch, last_sequence=known.last_sequence, is_deleting=known.is_deleting
+                )
             await self._write(left)
         self._session = ""
 
@@ -218,6 +247,7 @@ class ChannelLease:
         if self._seconds_to_wait() or not session or not await self._write(taken):
             return False
         self._session = session
+        self._epoch = self._last_sequence = 0
         return self.is_held
 
     async def _write(self, holder: Holder) -> bool:
