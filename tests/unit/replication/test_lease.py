@@ -356,7 +356,7 @@ async def test_withdraw_ends_the_waiting(servers: Two) -> None:
 @pytest.mark.parametrize("forged", [{"epoch": 10**18}, {"last_sequence": 10**18}, {"epoch": -1}, {"epoch": 0}])
 @pytest.mark.parametrize("notes", [True, False])
 async def test_entry_that_was_forged_is_corrected_by_the_owner(
-    bucket: SharedBucket, servers: Two, forged: Mapping[str, int], *, notes: bool
+    bucket: SharedBucket, servers: Two, forged: dict[str, Any], *, notes: bool
 ) -> None:
     """Later owners would look for messages that the stream never had, and refuse it."""
     one, other = (server.lease() for server in servers)
