@@ -165,7 +165,11 @@ def test_batches_while_the_input_pauses_end_by_a_signal_that_does_not_end_the_wa
 ) -> None:
     """Such as one just before it. One to another thread does not end it either; Python's handler runs all the same."""
     signaling = threading.Timer(0.05, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
-    signaling.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def read() -> None:
+        signaling.start()
         next(LineSource(pipe[0]).batches(LIMITS))
+
+    with pytest.raises(KeyboardInterrupt):
+        read()
     signaling.join()
