@@ -1,7 +1,6 @@
 """Servers that forward to each other, each at a fixed address, so that it can be killed and restarted there."""
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,10 +10,8 @@ from pathlib import Path
 import millrace_client as millrace
 from millrace_client import ComponentInfo, ComponentKind, Producer, ProducerConfig
 from tests.fork_server import ForkedProgram
+from tests.free_ports import free_port
 from tests.millraced import Millraced
-
-_HOST = "127.0.0.2"
-"""Outside the range of client ports: no client can occupy a server's port while it is down."""
 
 CHANNEL_TOML = """
 [server]
@@ -67,9 +64,7 @@ class Tier:
     def __init__(self, folder: Path, name: str) -> None:
         self._config = folder / f"{name}.toml"
         self.data_dir = folder / name
-        with socket.socket() as free:
-            free.bind((_HOST, 0))
-            self.address = f"{_HOST}:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._server: Millraced | None = None
         self.start_count = 0
 

@@ -109,8 +109,7 @@ def flume_agent(address: str) -> Iterator[FlumeAgent]:
 
 def source_address(tier: Tier) -> str:
     """An address beside that of gRPC, which stays the same."""
-    host = tier.address.rpartition(":")[0].replace("127.0.0.2", "127.0.0.3")
-    return f"{host}:{tier.address.rpartition(':')[2]}"
+    return tier.address.replace("127.0.0.1", "127.0.0.2")
 
 
 def cause_kills(chance: random.Random, tiers_at_risk: list[Tier], count: int, also: Callable[[], None]) -> None:

@@ -35,7 +35,6 @@ from millrace_client import (
 )
 from tests.client_variants import client_variant
 from tests.conftest import StartMillraced
-from tests.free_ports import free_port
 from tests.millraced import Millraced
 from tests.waiting import wait_until
 
@@ -289,15 +288,14 @@ def test_client_shared_by_threads_loses_and_doubles_nothing(shared_server: Millr
 
 def test_client_survives_a_restart_of_the_server(start_millraced: StartMillraced) -> None:
     """The client reconnects to the same address by itself."""
-    listen = ("--listen", f"127.0.0.1:{free_port()}")
-    server = start_millraced(arguments=listen)
+    server = start_millraced()
     with connect(server.grpc) as client:
         client.admin.create_channel("orders")
         client.channel("orders").append([b"one"])
         server.kill()
         with pytest.raises(UnavailableError, match=server.grpc):
             client.channel("orders").append([b"two"])
-        start_millraced(data_dir=server.data_dir, arguments=listen)
+        start_millraced(data_dir=server.data_dir, arguments=("--listen", server.grpc))
         assert client.channel("orders").append([b"three"]).first_sequence == 1
 
 
