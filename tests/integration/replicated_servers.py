@@ -21,7 +21,8 @@ class ReplicatedServers:
 
     def __init__(self, start: StartMillraced, nats_url: str, count: int, lease_seconds: float) -> None:
         self.channel = new_name()
-        self._toml = channel_toml(self.channel, nats_url, lease_seconds)
+        grace = f"server.shutdown_grace_seconds = {WAIT_SECONDS}\n"
+        self._toml = grace + channel_toml(self.channel, nats_url, lease_seconds)
         self._start = start
         self.running: dict[str, Millraced] = {}
         for _ in range(count):

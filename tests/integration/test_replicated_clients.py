@@ -78,9 +78,14 @@ def test_producer_that_knows_only_the_owner_follows_when_that_stops(
     owner, [other] = servers.roles()
     with Producer(owner.grpc, servers.channel) as producer:
         assert producer.send(b"0").result(WAIT_SECONDS).stored
-        owner.send(signal.SIGTERM)
-        owner.wait_for("stopping")
-        assert producer.send(b"1").result(WAIT_SECONDS).stored
+        with millrace.connect(owner.grpc) as client:
+            client.admin.create_channel("kept", millrace.ChannelConfig(type=millrace.ChannelType.MEMORY))
+            # The server does not end before this transaction.
+            transaction = client.channel("kept").transaction().begin()
+            owner.send(signal.SIGTERM)
+            owner.wait_for("stopping")
+            assert producer.send(b"1").result(WAIT_SECONDS).stored
+            transaction.rollback()
         assert owner.wait() == 0
         assert producer.send(b"2").result(WAIT_SECONDS).stored
     servers.running = {other.grpc: other}
