@@ -7,10 +7,10 @@ from typing import Any
 
 from millrace_server.channels.channel import Channel
 from millrace_server.channels.transactions import TxnDirectory
-from millrace_server.errors import BadArgumentError, MillraceError, TooManyTxnsError, TxnCapacityError
+from millrace_server.errors import BadArgumentError, MillraceError, TooManyTxnsError, TxnCapacityError, TxnStateError
 from tests.channel_events import check_accounts, numbered, times_of
 from tests.fuzz.channel_account import Account, ExpectedTxn, Look, RefusedError
-from tests.fuzz.channel_calls import Call, Cancel
+from tests.fuzz.channel_calls import Call, Cancel, Commit, Take
 
 _CANCELLED = "cancelled"
 
@@ -142,8 +142,9 @@ class History:
             assert has_waited
             self._count_take(call, None)
             return
-        if self.commits_later and isinstance(outcome, BadArgumentError) and self._is_stamp_on_its_way(running):
+        if self.commits_later and self._is_overtaken(running, outcome):
             # The refusal is due to a pending commit, which the account learns of later.
+            self._count_take(call, None)
             return
         if look.is_wait:
             assert account.now == running.give_up, f"{call} ended before its time, which is {running.give_up}"
@@ -160,10 +161,14 @@ class History:
         if look.in_turn and not call.is_first and (has_waited or call.line == "space"):
             assert is_turn or account.now == running.give_up, f"{call} came before others"
 
-    def _is_stamp_on_its_way(self, running: Running) -> bool:
-        """Whether a pending call has a stamp of the same producer."""
-        stamps = [getattr(made.call, "stamp", None) for made in self._made if made is not running]
-        own = getattr(running.call, "stamp", None)
+    def _is_overtaken(self, running: Running, outcome: Any) -> bool:
+        """Whether a call is refused for a pending one, which has a stamp of its producer or commits its transaction."""
+        others = [made.call for made in self._made if made is not running]
+        if isinstance(outcome, TxnStateError):
+            commits = [call for call in others if isinstance(call, Commit)]
+            return isinstance(running.call, Take) and any(running.call.txn_id in commit.ids for commit in commits)
+        stamps = [getattr(call, "stamp", None) for call in others]
+        own = getattr(running.call, "stamp", None) if isinstance(outcome, BadArgumentError) else None
         return own is not None and any(stamp is not None and stamp.producer_id == own.producer_id for stamp in stamps)
 
     def _look(self, call: Call) -> Look:

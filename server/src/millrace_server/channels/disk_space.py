@@ -158,7 +158,7 @@ class DiskSpace:
     def is_outdated(self) -> bool:
         # Loops, here and below, since comprehensions over mostly one account take longer, and each put is counted here.
         now = self._clock()
-        for account in self._data_accounts:  # noqa: SIM110
+        for account in self._data_accounts:  # noqa: SIM110 - see above
             if now >= account.outdated_at:
                 return True
         return False
