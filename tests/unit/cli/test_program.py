@@ -182,6 +182,25 @@ def test_second_signal_while_the_program_exits_ends_it_silently() -> None:
     assert (ran.returncode, ran.stderr) == (-signal.SIGINT, "")
 
 
+def test_signal_when_the_command_has_just_ended_changes_nothing() -> None:
+    """Until the program has given up its handlers, they still raise."""
+    script = """
+    import sys
+    from millrace_client import cli
+    raised = iter([None, KeyboardInterrupt])
+
+    def end_on_signals():
+        if error := next(raised, None):
+            raise error
+
+    cli.end_on_signals = end_on_signals
+    sys.argv = ["millrace", "--version"]
+    cli.main()
+    """
+    ran = run_code(script, warning_filters=())
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("flush", "exit_code", "output"), [("sys.stderr.flush", 2, ""), ("lambda: open('')", 120, "taken apart\n")]
 )

@@ -19,6 +19,9 @@ def main() -> None:
     try:
         _run()
     except SystemExit as ended:
+        # One that arrives right now is still raised.
+        with suppress(KeyboardInterrupt, TerminatedError):
+            end_on_signals()
         end_on_signals()
         if isinstance(ended.code, int):
             _end_at_once(ended.code)
