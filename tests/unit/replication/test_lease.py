@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from millrace_server.replication import owner_entries
 from millrace_server.replication.lease import LeaseLostError
-from millrace_server.replication.owner_entries import EntriesUnavailableError, Holder, channel_key, session_key
+from millrace_server.replication.owner_entries import (
+    EntriesUnavailableError,
+    Holder,
+    channel_key,
+    session_key,
+)
 from tests.unit.replication.shared_bucket import LEASE_SECONDS, RENEW_SECONDS, SharedBucket, SharingServer
 from tests.virtual_clock import now, settle, started
 
@@ -378,7 +384,26 @@ async def test_entry_that_was_forged_is_corrected_by_the_owner(
     assert (other.entry.epoch, other.entry.last_sequence) == (7, 10)
 
 
-@pytest.mark.parametrize("value", [b"", b"[]", b"{}", b'{"session": 1, "epoch": "x"}', b"\xff"])
+@pytest.mark.parametrize("lease_seconds", ["Infinity", "NaN", "1e999", "1e300", "1" + "0" * 400])
+async def test_session_that_was_forged_keeps_a_channel_for_a_limited_time(
+    bucket: SharedBucket, servers: Two, monkeypatch: pytest.MonkeyPatch, lease_seconds: str
+) -> None:
+    """However long it says that its lease is."""
+    monkeypatch.setattr(owner_entries, "LEASE_SECONDS_MAX", 2 * LEASE_SECONDS)
+    bucket.store(session_key("forged"), f'{{"address": "x:1", "lease_seconds": {lease_seconds}}}'.encode(), 0)
+    bucket.store(channel_key("orders"), Holder(session="forged", address="x:1", epoch=7).encoded(), 0)
+    await settle()
+    one, began_at = servers[0].lease(), now()
+    await one.acquire()
+    assert one.is_current
+    assert now() - began_at <= 3 * LEASE_SECONDS
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"[]", b"{}", b'{"session": 1, "epoch": "x"}', b"\xff", b"[" * 100_000],
+    ids=["empty", "list", "no fields", "other types", "no text", "deep"],
+)
 async def test_entry_that_no_server_has_written_is_nobodys(bucket: SharedBucket, servers: Two, value: bytes) -> None:
     """Somebody else may have written it."""
     bucket.store(channel_key("orders"), value, 0)

@@ -12,6 +12,7 @@ from millrace.units import GIB, MIB
 from millrace_server.extras import check_installed
 from millrace_server.network import is_loopback
 from millrace_server.replication.engine_access import EngineAccess
+from millrace_server.replication.owner_entries import LEASE_SECONDS_MAX
 
 _BYTES_MAX = 1 << 50
 
@@ -70,7 +71,7 @@ class EngineSettings(EngineAccess):
     """Bytes reserved for one channel's log and checkpoints on each engine server. They hold about `byte_capacity`, the
     headers of the events, and everything that is kept until the next checkpoint but one."""
 
-    lease_seconds: float = Field(15.0, ge=1.0, le=600.0, allow_inf_nan=False)
+    lease_seconds: float = Field(15.0, ge=1.0, le=LEASE_SECONDS_MAX, allow_inf_nan=False)
     """Seconds after which another server takes over if the owner has not renewed its lease. Below 10 s, the election of
     a leader in the engine can cost a server its channels, but loses no events."""
 

@@ -169,7 +169,7 @@ class Membership:
         Raises EntriesUnavailableError.
         """
         for session, seen in list(self._seen.items()):
-            lease_seconds = max(seen.member.lease_seconds, self.lease_seconds)
+            lease_seconds = max(seen.member.silence_seconds_max, self.lease_seconds)
             if session == self.session or self.clock() < seen.at + _KEPT_LEASES * lease_seconds:
                 continue
             # Only what is read as ended is removed, and only up to there: who still wrote it would be overlooked.
@@ -184,7 +184,7 @@ class Membership:
             self._seen.pop(session, None)
 
     def _silence_left(self, seen: _Seen) -> float:
-        return seen.at + seen.member.lease_seconds - self.clock()
+        return seen.at + seen.member.silence_seconds_max - self.clock()
 
     async def _end(self, session: str, revision: int) -> None:
         """Ends a session whose entry has this revision; does nothing if it has another by now."""

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol, Self
 
 _SESSION = "session."
 
+LEASE_SECONDS_MAX = 600.0
+
 
 class EntryConflictError(Exception):
     """Raised when an entry is not what the writer took it for."""
@@ -53,19 +55,25 @@ class _Value:
     @classmethod
     def decoded(cls, value: bytes) -> Self:
         """Returns what an entry says; what is missing, or has another type, as if it had not been written."""
-        try:
-            found = json.loads(value)
-        except ValueError:
-            found = None
-        known = found if isinstance(found, dict) else {}
         default = cls()
-        return cls(
-            **{
-                field.name: type(getattr(default, field.name))(known[field.name])
-                for field in fields(cls)  # type: ignore[arg-type] # subclasses are dataclasses
-                if isinstance(known.get(field.name), _json_type(getattr(default, field.name)))
-            }
-        )
+        try:
+            found = json.loads(value, parse_constant=_refuse_constant)
+            known = found if isinstance(found, dict) else {}
+            return cls(
+                **{
+                    field.name: type(getattr(default, field.name))(known[field.name])
+                    for field in fields(cls)  # type: ignore[arg-type] # subclasses are dataclasses
+                    if isinstance(known.get(field.name), _json_type(getattr(default, field.name)))
+                }
+            )
+        except (ValueError, RecursionError, OverflowError):
+            # It is no JSON, nested too deeply, or has a number that no float can hold.
+            return default
+
+
+def _refuse_constant(name: str) -> object:
+    # NaN is no JSON, and differs from itself: those who wait for a change of the entry would always find one.
+    raise ValueError(name)
 
 
 def _json_type(default: object) -> type | tuple[type, ...]:
@@ -118,6 +126,11 @@ class Member(_Value):
     """The channels that it owns or would take."""
     is_ended: bool = False
     """Whether the session has ended. It never lives again: the server begins another one."""
+
+    @property
+    def silence_seconds_max(self) -> float:
+        """How long it may be silent. No server's lease is longer than the limit, whatever the entry says."""
+        return min(self.lease_seconds, LEASE_SECONDS_MAX)
 
 
 def session_key(session: str) -> str:
