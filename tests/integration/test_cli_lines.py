@@ -10,7 +10,7 @@ import pytest
 
 import millrace_client
 from millrace_client import ChannelConfig, ChannelType, Client
-from tests.free_ports import free_port
+from tests.conftest import StartMillraced
 from tests.millrace_program import END_SECONDS_MAX, run_millrace, started_millrace, stream_of, wait_for
 from tests.millraced import Millraced
 
@@ -162,10 +162,9 @@ def test_put_a_line_larger_than_the_channel_says_so(server: str, client: Client)
     assert queued_events(client, "tight") == 1
 
 
-def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) -> None:
+def test_put_when_the_server_is_killed_tells_what_was_committed(start_millraced: StartMillraced) -> None:
     """The report counts what the server acknowledged, and the exit code says that no server responds."""
-    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    doomed = Millraced(("--data-dir", str(tmp_path / "data"), *free_ports), tmp_path / "data")
+    doomed = start_millraced()
     with millrace_client.connect(doomed.grpc) as client:
         client.admin.create_channel("orders")
         with started_millrace(doomed.grpc, "put", "orders", "--patience", "0") as put:
@@ -182,11 +181,10 @@ def test_put_when_the_server_is_killed_tells_what_was_committed(tmp_path: Path) 
     assert b"orders: 3 lines read, 2 events committed, sequences 1 to 2; to store the rest, give the same" in errors
 
 
-def test_put_continues_when_the_server_is_restarted(tmp_path: Path) -> None:
+def test_put_continues_when_the_server_is_restarted(start_millraced: StartMillraced) -> None:
     """The put waits for a killed server to return, and each line is stored once and in order."""
-    address = f"127.0.0.1:{free_port()}"
-    arguments = ("--data-dir", str(tmp_path / "data"), "--listen", address, "--http-listen", "127.0.0.1:0")
-    server = Millraced(arguments, tmp_path / "data")
+    server = start_millraced()
+    address = server.grpc
     lines = LINES.splitlines(keepends=True)
     with millrace_client.connect(address, timeout_seconds=60) as client:
         client.admin.create_channel("orders", ChannelConfig(type=ChannelType.FILE))
@@ -196,13 +194,12 @@ def test_put_continues_when_the_server_is_restarted(tmp_path: Path) -> None:
             stdin.flush()
             wait_for(client, "orders", lambda info: info.gauges.queued_events >= 500)
             server.kill()
-            server = Millraced(arguments, tmp_path / "data")
+            start_millraced(data_dir=server.data_dir, arguments=("--listen", address))
             output, _ = put.communicate(b"".join(lines[2000:]))
         assert put.returncode == 0
         assert output.startswith(b"orders: 5,000 lines read, ")
         with client.channel("orders").transaction() as txn:
             assert [body for batch in txn.take() for body in batch.bodies()] == LINES.splitlines()
-    server.kill()
 
 
 def test_take_whose_reader_goes_loses_nothing(server: str, client: Client, filled: str) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 import millrace_client
 from millrace_client import ChannelConfig, Client
+from tests.conftest import StartMillraced
 from tests.millrace_program import millrace_on_terminal, wait_for
 from tests.millraced import Millraced
 
@@ -15,14 +16,11 @@ MAIN_SCREEN = "\x1b[?1049l"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of this module's own: `top` shows no more channels than fit on the terminal."""
-    started = _started(tmp_path_factory.mktemp("terminal"))
+    data_dir = tmp_path_factory.mktemp("terminal") / "data"
+    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    started = Millraced(("--data-dir", str(data_dir), *free_ports), data_dir)
     yield started.grpc
     started.kill()
-
-
-def _started(scratch: Path) -> Millraced:
-    free_ports = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-    return Millraced(("--data-dir", str(scratch / "data"), *free_ports), scratch / "data")
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +74,9 @@ def test_top_on_a_terminal_ends_well_by_interrupt(server: str, orders: str) -> N
     assert "Traceback" not in written
 
 
-def test_top_on_a_terminal_outlives_its_server(tmp_path: Path) -> None:
+def test_top_on_a_terminal_outlives_its_server(start_millraced: StartMillraced) -> None:
     """The display says that no server responds, and continues to try."""
-    doomed = _started(tmp_path)
+    doomed = start_millraced()
     with millrace_on_terminal(doomed.grpc, "top", "--interval", "0.1") as terminal:
         terminal.wait_for("CHANNEL")
         doomed.kill()
