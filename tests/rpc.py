@@ -49,13 +49,18 @@ class Rpc:
         self._made: set[str] = set()
 
     async def make_channel(self, name: str | None = None, **limits: Any) -> str:
-        """Creates a channel, the test's own unless a name is given; returns its name."""
+        """Creates a channel, the test's own unless a name is given; returns its name once the channel is open.
+
+        A replicated one may be created before its server owns it, if the engine is slow.
+        """
         name = name or f"channel-{next(_numbers)}"
         config = admin_service_pb2.ChannelConfig(**{"type": self.channel_type, **limits})
         await self.admin.CreateChannel(
             admin_service_pb2.CreateChannelRequest(name=name, config=config), timeout=TIMEOUT_SECONDS
         )
         self._made.add(name)
+        while (await self.look(name)).state != admin_service_pb2.CHANNEL_STATE_OPEN:
+            pass
         return name
 
     async def look(self, name: str) -> admin_service_pb2.Channel:

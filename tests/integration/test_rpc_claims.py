@@ -5,7 +5,6 @@ import asyncio
 import grpc
 import pytest
 
-from millrace.v1 import admin_service_pb2 as admin_pb
 from millrace.v1 import channel_service_pb2 as pb
 from tests.rpc import TIMEOUT_SECONDS, Rpc, bodies_of, refused, seconds, sequences_of
 
@@ -132,9 +131,8 @@ async def test_epoch_of_a_channel_created_again_is_a_later_one(rpc: Rpc) -> None
     """The new channel never grants an epoch of the former one, so readers of that get STALE_EPOCH."""
     name = await rpc.make_channel()
     former = await rpc.claim(name, READER)
-    config = (await rpc.look(name)).config
-    await rpc.admin.DeleteChannel(admin_pb.DeleteChannelRequest(name=name))
-    await rpc.admin.CreateChannel(admin_pb.CreateChannelRequest(name=name, config=config))
+    await rpc.delete(name)
+    await rpc.make_channel(name)
     assert (await rpc.claim(name, READER)).epoch > former.epoch
     async with refused(grpc.StatusCode.ABORTED, "STALE_EPOCH"):
         await acknowledge(rpc, name, READER, 0, former.epoch)
