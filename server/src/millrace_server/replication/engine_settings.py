@@ -12,7 +12,8 @@ from millrace.units import GIB, MIB
 from millrace_server.extras import check_installed
 from millrace_server.network import is_loopback
 from millrace_server.replication.engine_access import EngineAccess
-from millrace_server.replication.owner_entries import LEASE_SECONDS_MAX
+
+LEASE_SECONDS_MAX = 600.0
 
 _BYTES_MAX = 1 << 50
 

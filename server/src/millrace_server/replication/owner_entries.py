@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple, Protocol, Self
 
-_SESSION = "session."
+from millrace_server.replication.engine_settings import LEASE_SECONDS_MAX
 
-LEASE_SECONDS_MAX = 600.0
+_SESSION = "session."
 
 
 class EntryConflictError(Exception):
