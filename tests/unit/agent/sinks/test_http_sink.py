@@ -46,8 +46,8 @@ class Scene:
         return self.registry.get("orders")
 
     def sink(self, **settings: object) -> HttpSink:
-        config = HttpSinkConfig.model_validate({**TABLE, "url": self.receiver.url, **settings}, strict=True)
-        made = config.make(SinkContext("web", Path()))
+        table = {**TABLE, "url": self.receiver.url, **settings}
+        made = HttpSinkConfig.model_validate(table, strict=True).make(SinkContext("web", Path()))
         assert isinstance(made, HttpSink)
         return made
 
@@ -92,9 +92,8 @@ async def fill(channel: Channel, *counts: int) -> list[bytes]:
 async def test_run_posts_deliveries_as_json_on_one_connection(scene: Scene) -> None:
     """Each delivery is a request with the configured headers; bodies that are not UTF-8 are sent as base64."""
     headers = {"customer": "17 \u20ac"}
-    await scene.channel.appends.append(
-        [stored_rows([(headers, b"text"), ({}, b"\xff\x00"), ({}, "\u00e4".encode())])], None
-    )
+    rows = stored_rows([(headers, b"text"), ({}, b"\xff\x00"), ({}, "\u00e4".encode())])
+    await scene.channel.appends.append([rows], None)
     await fill(scene.channel, 10)
     await scene.empty(scene.sink(headers={"Authorization": "Bearer x"}))
     first, second = scene.receiver.requests
