@@ -24,6 +24,7 @@ from millrace_server.configuration.settings import ServerSettings
 from millrace_server.grpc_services.server import GrpcServer
 from millrace_server.hosting.channel_changes import ChannelChanges
 from millrace_server.hosting.data_dir import Catalog
+from tests.free_ports import free_port
 from tests.waiting import WAIT_SECONDS_MAX
 
 Request = pb.AppendStreamRequest
@@ -158,7 +159,7 @@ async def served(
     """Serves channels as the daemon does; yields the address."""
     server = GrpcServer(
         registry,
-        ServerSettings(listen="127.0.0.1:0", **settings),
+        ServerSettings(listen=f"127.0.0.1:{free_port()}", **settings),
         ChannelChanges(registry, Catalog(scratch / "catalog")),
         Components(),
         access=access,

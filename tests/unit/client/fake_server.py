@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from millrace.googleapis import error_details_pb2, status_pb2
 from millrace.v1 import admin_service_pb2, channel_service_pb2
+from tests.free_ports import free_port
 
 _SERVICES = [
     service
@@ -61,7 +62,7 @@ class FakeServer:
     """Responds to each call with the next step of its method's script; the last step is repeated.
 
     Args:
-        port: Where it listens; by default on a port that is free.
+        port: Where it listens; by default on a port that no other process gets once it has ended.
         scripts: The only step of each method, for a server that gets calls as soon as it listens.
 
     Attributes:
@@ -70,14 +71,14 @@ class FakeServer:
         deadlines: The seconds that were left to each call when it arrived, by method.
     """
 
-    def __init__(self, port: int = 0, **scripts: Step) -> None:
+    def __init__(self, port: int | None = None, **scripts: Step) -> None:
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.deadlines: dict[str, list[float]] = defaultdict(list)
         self._scripts: dict[str, deque[Step]] = {method: deque([step]) for method, step in scripts.items()}
         self._pool = ThreadPoolExecutor(_THREADS)
         self._server = grpc.server(self._pool, options=[("grpc.max_receive_message_length", -1)])
         self._server.add_generic_rpc_handlers(tuple(map(self._handler, _SERVICES)))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port or free_port()}')}"
         self._server.start()
         self.closing = threading.Event()
 

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from examples.jetstream_cluster import JetStreamCluster
 from millrace_server.network.dev_certificates import Authority
 from millrace_server.replication import engine as engine_module
+from millrace_server.replication.connection import Connection
 from millrace_server.replication.engine import Engine, EngineError
 from millrace_server.replication.engine_access import EngineAccess, EngineTls
 from millrace_server.replication.engine_settings import EngineSettings
@@ -225,6 +226,29 @@ async def test_connect_with_tls_to_a_server_without_it_is_refused(nats_url: str,
     ca.write_bytes(Authority().certificate)
     with _refused("does not ask for TLS, and `tls` is set"):
         await _use(nats_url, EngineAccess(tls=EngineTls(ca=ca)))
+
+
+async def test_close_after_an_attempt_that_was_cancelled_while_it_failed_closes_its_transport(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would remain until the event loop is closed."""
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(Authority().certificate)
+    connection = Connection(EngineAccess(tls=EngineTls(ca=ca)))
+
+    async def give_up(_error: Exception) -> None:
+        opening.cancel()
+
+    monkeypatch.setattr(connection, "_note", give_up)
+    opening = asyncio.ensure_future(connection.open([nats_url], lambda: None))
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    transport: Any = connection._transport
+    writer = transport._io_writer
+    assert not writer.is_closing()
+    await connection.close()
+    assert writer.is_closing()
+    await writer.wait_closed()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import itertools
 import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import nats.errors
@@ -155,13 +156,16 @@ class Connection(Client):
 
     async def close(self) -> None:
         """Closes the connection; never raises, and does not wait for an engine that hangs."""
-        try:
+        # It may break in the meantime.
+        with suppress(nats.errors.Error, OSError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await super().close()
-        except (nats.errors.Error, OSError):
-            # It broke in the meantime.
-            if self._transport:
-                self._transport.close()  # type: ignore[no-untyped-call] # nats-py has few types
+        self._close_transport()
+
+    def _close_transport(self) -> None:
+        """Closes the transport also where the base class was interrupted after it had noted that it is closed."""
+        if self._transport:
+            self._transport.close()  # type: ignore[no-untyped-call] # nats-py has few types
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
@@ -173,8 +177,7 @@ class Connection(Client):
 
     async def _connect_to_server(self, server: Any) -> None:
         """Closes the former connection first: where its beginning failed, the base class leaves it open."""
-        if self._transport:
-            self._transport.close()  # type: ignore[no-untyped-call] # nats-py has few types
+        self._close_transport()
         await super()._connect_to_server(server)
 
     def _connect_command(self) -> bytes:
