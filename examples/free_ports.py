@@ -1,4 +1,4 @@
-"""Ports for programs that are told where to listen, and that listen there again after a restart."""
+"""Ports reserved for this process, so that its servers can listen on the same ports after a restart."""
 
 import random
 import socket
@@ -13,7 +13,7 @@ _PORTS_OF_A_PROCESS = 120
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of loopback that no program listens on, nor gets from the system or from another process's call."""
+    """Returns free ports on loopback that neither the system nor this function in another process gives to anyone."""
     found: list[int] = []
     for port in islice(_ports_of_this_process(), _PORTS_OF_A_PROCESS):
         with socket.socket() as probe:

@@ -198,7 +198,7 @@ def unwrapped_interrupts() -> Iterator[None]:
 
 
 def _raising(error: type[BaseException]) -> Callable[[int, FrameType | None], None]:
-    """Returns a handler that raises an error, but only after gRPC has started the call that it may be starting."""
+    """Returns a signal handler that raises an error, delayed while gRPC is starting a call."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if not _starts_call(frame):
@@ -211,7 +211,7 @@ def _raising(error: type[BaseException]) -> Callable[[int, FrameType | None], No
 
 
 def _starts_call(frame: FrameType | None) -> bool:
-    """Whether gRPC is starting a call. One that has begun but has no thread yet would keep its channel from closing."""
+    """Whether gRPC is starting a call. Without the thread that it starts last, its channel would never close."""
     while frame is not None:
         if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("grpc._channel", "create"):
             return True

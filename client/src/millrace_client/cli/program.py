@@ -82,10 +82,10 @@ def _call_first(act: Callable[[], None], command: Any) -> None:
 
 
 def _begin() -> None:
-    """Searches for garbage, and raises on signals, from now on.
+    """Enables the garbage collector, and the signal handlers that raise.
 
-    Until now modules were imported, also by typer, which needs pydantic to parse arguments. Signals ended the process,
-    since an import may swallow what a handler raises.
+    Until now, modules were imported, also by typer, which needs pydantic to parse arguments. Signals ended the process,
+    since an import may swallow the exception of a handler.
     """
     gc.freeze()
     gc.enable()

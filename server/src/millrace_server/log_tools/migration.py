@@ -295,7 +295,7 @@ def _refuse_owner(place: StreamPlace) -> None:
         first = await bucket.read(session_key(holder.session))
         if first is None or (member := Member.decoded(first.value)).is_ended:
             return ""
-        give_up_at = time.monotonic() + member.lease_seconds
+        give_up_at = time.monotonic() + member.silence_seconds_max
         while True:
             # Looks once more at the end, even if this process stood still until then.
             is_over = time.monotonic() >= give_up_at

@@ -14,6 +14,7 @@ from millrace_server.network import is_loopback
 from millrace_server.replication.engine_access import EngineAccess
 
 LEASE_SECONDS_MAX = 600.0
+"""No server holds a lease for longer, whatever its entry in the engine says."""
 
 _BYTES_MAX = 1 << 50
 

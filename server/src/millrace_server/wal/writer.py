@@ -78,7 +78,7 @@ class LogWriter(GroupWriter):
         """Begins on threads that it shares with other logs; with a SYNC_POINT, unless the log ends with one."""
         self._threads = threads
         if self._segment is not None:
-            # The opening has truncated it, and what it held may be needed by now.
+            # Opening the log has truncated the segment, and other files may have taken the space it had reserved.
             with suppress(OSError):
                 self._allocate_to(self._end.position + RESERVE_BYTES)
         if ends_with_sync_point:
